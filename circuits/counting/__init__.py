@@ -1,0 +1,1 @@
+"""Where does visual counting break? (arXiv:2605.30170)"""

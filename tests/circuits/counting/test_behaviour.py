@@ -1,0 +1,100 @@
+"""Accuracy and attractors: shares from answers that are planted."""
+
+import json
+
+import numpy as np
+import pytest
+
+from circuits.counting import attractors, behaviour
+from circuits.counting.subject import Setting, Subject
+from circuits.runs import Result
+
+
+class Planted(Subject):
+    """A subject whose answers are known."""
+
+    def __init__(self, subject: Subject, planted: dict) -> None:
+        super().__init__(
+            subject.number, subject.truth, subject.untrained, subject.world, subject.examples
+        )
+        self._answers = planted
+
+
+@pytest.fixture
+def planted(small_subject) -> Planted:
+    """Pictures: right in ID, always 3 beyond; free answers beyond are no number. Text: right."""
+    counts = small_subject.examples.counts
+    stuck = np.where(counts <= 3, counts, 3)
+    free = np.where(counts <= 3, counts, -1)
+    answers = {("vision", True): stuck, ("vision", False): free}
+    return Planted(small_subject, answers | {("text", True): counts, ("text", False): counts})
+
+
+def _again(result: Result) -> Result:
+    return Result(json.loads(json.dumps(result.metrics)), json.loads(json.dumps(result.data)))
+
+
+def test_accuracy_counts_what_was_planted(planted):
+    metrics = behaviour.run(behaviour.Config(), planted).metrics
+    assert metrics["accuracy.vision.id"] == metrics["accuracy.text.fe"] == 1.0
+    assert metrics["accuracy.vision.ve"] == metrics["accuracy.vision.ve.digits"] == 0.0
+    assert metrics["no_number.vision.ve"] == 1.0 and metrics["no_number.vision.id"] == 0.0
+    assert metrics["accuracy.vision.ve.n"] == 9  # three counts, three examples each
+    assert metrics["accuracy.vision.ve.high"] == pytest.approx(0.2991, abs=1e-4)  # Wilson, 0 of 9
+
+
+def test_attractors_find_the_number_that_answers_fall_back_to(planted):
+    metrics = attractors.run(attractors.Config(), planted).metrics
+    assert metrics["attractor.vision.ve.answer_3"] == 1.0
+    assert metrics["bias.vision.ve"] == pytest.approx(3 - np.mean([4, 5, 6]))
+    assert metrics["tens.vision.ve"] == 1.0 and metrics["units.vision.ve"] == 0.0
+    assert metrics["bias.text.fe"] == 0.0
+    assert not [k for k in metrics if k.startswith("attractor.vision.ve.free")]
+
+
+def test_most_named_are_ordered_by_frequency_then_by_size():
+    answers = np.array([7, 7, 3, 3, 9, -1, -1, -1])
+    assert attractors.most_named(answers, 5) == [3, 7, 9]
+    assert attractors.most_named(answers, 1) == [3]
+
+
+@pytest.mark.parametrize("module", [behaviour, attractors])
+def test_figures_and_tables_are_made_from_the_saved_data_alone(planted, module):
+    result = _again(module.run(module.Config(), planted))
+    figure, table = module.figure(result), module.table(result)
+    assert len(figure.axes) >= 2
+    assert len(table.rows) == 6
+
+
+@pytest.mark.parametrize("module", [behaviour, attractors])
+def test_regimes_without_examples_are_absent(planted, module):
+    own = planted.examples.counts <= 3
+    part = Planted(planted, {k: v[own] for k, v in planted._answers.items()})
+    part.examples = planted.examples.select(own)
+    result = module.run(module.Config(), part)
+    assert not [k for k in result.metrics if ".ve" in k or ".fe" in k]
+    assert len(module.table(result).rows) == 2
+    module.figure(result)
+
+
+def test_answers_are_asked_once_and_do_not_depend_on_the_chunk(small_subject, monkeypatch):
+    from circuits.counting import subject as module
+
+    free = small_subject.answers("vision")
+    assert small_subject.answers("vision") is free
+    monkeypatch.setattr(module, "CHUNK", 7)
+    other = Planted(small_subject, {})
+    assert np.array_equal(other.answers("vision"), free)
+    assert np.array_equal(
+        other.answers("text", digits=True), small_subject.answers("text", digits=True)
+    )
+    assert small_subject.answers("text", digits=True).min() >= 0
+
+
+def test_a_setting_of_no_examples_or_no_device_is_refused():
+    from interp.errors import InputError
+
+    with pytest.raises(InputError, match="per_count is 0"):
+        Subject.load(Setting(per_count=0))
+    with pytest.raises(InputError, match="device 'warp' cannot be used"):
+        Subject.load(Setting(device="warp"))
