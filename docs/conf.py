@@ -4,6 +4,8 @@ import re
 from importlib.metadata import version as installed
 from pathlib import Path
 
+from sphinx.errors import SphinxError
+
 project = "vlm-circuits"
 author = "vlm-circuits contributors"
 copyright = f"2026, {author}"
@@ -42,7 +44,7 @@ nb_execution_show_tb = True
 nb_ipywidgets_js = {}  # the default loads scripts from content delivery networks
 nb_mime_priority_overrides = [("html", "text/html", 1)]  # static HTML beats a live widget
 
-autodoc_default_options = {"members": True, "member-order": "bysource", "no-value": True}
+autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 70
@@ -64,7 +66,7 @@ def refuse_outside_requests(app, failure):
     built = Path(app.outdir)
     for page in [*built.rglob("*.html"), *built.rglob("*.css")]:
         for request in OUTSIDE.findall(page.read_text(encoding="utf-8")):
-            raise RuntimeError(f"{page.relative_to(built)} loads from another host: {request}")
+            raise SphinxError(f"{page.relative_to(built)} loads from another host: {request}")
 
 
 def setup(app):

@@ -4,8 +4,8 @@ Every edit is a pure function of the activation at its site; `Mask` has no site 
 keys. An edit that changes nothing because it chooses nothing is an error, never a silent no-op.
 """
 
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,36 +15,7 @@ from torch import Tensor
 
 from interp import sites
 from interp.errors import InputError
-from interp.layout import Indices, Layout, Places, Tokens, integers
-
-
-class Frame(NamedTuple):
-    """What part of the sequence an activation holds: columns `first` to `first + n`."""
-
-    layout: Layout
-    first: int
-    n: int
-    open: bool = False
-    """More tokens may follow: positions that are not there yet are no error."""
-
-    @classmethod
-    def whole(cls, layout: Layout) -> "Frame":
-        """All columns of a finished sequence."""
-        return cls(layout, 0, layout.mask.shape[1])
-
-    @property
-    def own(self) -> slice:
-        return slice(self.first, self.first + self.n)
-
-    def columns(self, tokens: Tokens | None) -> Bool[Tensor, "batch pos"]:
-        return self.layout.columns(tokens, beyond=self.open)[:, self.own]
-
-    def cells(self, queries: Tokens | None, keys: Tokens | None) -> Bool[Tensor, "batch query key"]:
-        """The chosen pairs of a query and a key that it can attend to: real and not later."""
-        key = self.layout.columns(keys, beyond=self.open)[:, : self.first + self.n]
-        causal = torch.ones(self.n, self.first + self.n, dtype=torch.bool).tril(self.first)
-        real = self.layout.mask[:, : self.first + self.n]
-        return self.columns(queries)[:, :, None] & (key & real)[:, None] & causal
+from interp.layout import Frame, Indices, Layout, Places, Tokens, integers
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -169,21 +140,17 @@ class Edit(_Value):
         new = self.new(activation, touched, frame).to(activation.dtype)
         return torch.where(touched, new, activation), True
 
-    def settled(self, layout: Layout) -> "Edit":
-        """The same edit for a cached run through a sequence that ends like this.
-
-        Raises:
-            InputError: it cannot fit such a sequence.
-        """
-        return self
+    def check(self, layout: Layout) -> None:
+        """Raise what `apply` would, as far as it can be told from the sequence alone."""
 
     def _like(self, name: str, value: Tensor, activation: Tensor) -> Tensor:
         """A value whose axes are the last ones of the activation, ready to broadcast."""
         want = tuple(activation.shape[activation.ndim - value.ndim :])
         if value.ndim > activation.ndim or tuple(value.shape) != want:
             raise InputError(
-                f"{type(self).__name__} at {self.site}: {name} is {tuple(value.shape)}, the activation"
-                f" is {tuple(activation.shape)} ({' '.join(sites.axes(self.site))}); give its last axes"
+                f"{type(self).__name__} at {self.site}: {name} is {tuple(value.shape)}, the"
+                f" activation is {tuple(activation.shape)} ({' '.join(sites.axes(self.site))});"
+                " give its last axes"
             )
         return value.to(activation)
 
@@ -211,7 +178,8 @@ class Patch(Edit):
     `source` has the activation's shape; or, along positions, queries or patches, only the chosen
     ones as they are listed, so that what `run(..., cache_at=tokens)` kept fits
     `Where(tokens=tokens)` whatever the padding; or the prompt's shape where new tokens follow,
-    which it then leaves alone. One row (batch of 1) serves all rows.
+    which it then leaves alone. A source of one row serves all. All else, and the keys of a
+    pattern, stand by column: there the other run must be padded alike.
     """
 
     source: Float[Tensor, "*axes"]
@@ -221,104 +189,72 @@ class Patch(Edit):
         touched = self.where.mask(self.site, activation, frame)
         if not touched.any():
             return activation, False
-        laid, covered = self._lay(activation, frame)
-        covered = touched & covered.to(touched.device)
-        if self._tokens is not None and (touched & ~covered).any():
-            raise self._misfit(activation)
-        return torch.where(covered, laid.to(activation), activation), bool(covered.any())
+        by_token = "batch" in sites.axes(self.site)
+        laid, covered = (self._lay_tokens if by_token else self._lay_patches)(activation, frame)
+        touched = touched & covered.to(touched.device)
+        return torch.where(touched, laid.to(activation), activation), bool(touched.any())
 
-    def settled(self, layout: Layout) -> "Patch":
-        if self._along is None:
-            return self
-        ranks = self._ranks(Frame.whole(layout))
-        if ranks is None:
-            if (layout.columns(self._tokens)[:, self._width :]).any() and self._tokens is not None:
-                raise self._misfit()
-            return self
-        source = _take(self.source.movedim(self._along, 1), ranks).movedim(1, self._along)
-        return replace(self, source=source)
-
-    @property
-    def _along(self) -> int | None:
-        """The axis of the source that runs over tokens; in the vision tower there is none."""
-        axes = sites.axes(self.site)
-        if self.source.ndim != len(axes):
-            raise self._misfit()
-        return None if "batch" not in axes else axes.index("pos" if "pos" in axes else "query")
-
-    @property
-    def _width(self) -> int:
-        return self.source.shape[self._along or 0]
-
-    @property
-    def _tokens(self) -> Tokens | None:
-        """The choice along that axis."""
-        return self.where.tokens if self.where.tokens is not None else self.where.queries
-
-    def _ranks(self, frame: Frame) -> Int[Tensor, "batch pos"] | None:
-        """For each column of the sequence the entry of the source that it takes, if that holds the
-        chosen tokens alone; None if the source is as wide as the sequence.
-
-        While more tokens may follow, a source at least as wide as the prompt is of that kind.
-        """
-        n, layout = self._width, frame.layout
-        if self._tokens is not None and n:
-            ranks = layout.ranks(self._tokens, beyond=frame.open)
-            number = (ranks >= 0).sum(1)
-            if n < layout.n_prompt if frame.open else ((number == n) | (number == 0)).all():
-                return ranks
-        widths = {n, self.source.shape[-1]} if "key" in sites.axes(self.site) else {n}
-        whole = (layout.n_prompt, layout.mask.shape[1])
-        if not all(w in whole or (frame.open and w > layout.n_prompt) for w in widths):
-            raise self._misfit(layout=layout)
-        return None
-
-    def _lay(self, activation: Tensor, frame: Frame) -> tuple[Tensor, Bool[Tensor, "*axes"]]:
-        """The source laid over the activation, and where it covers it."""
-        if self._along is not None:
-            return self._lay_tokens(activation, frame)
-        everywhere = torch.ones([1] * activation.ndim, dtype=torch.bool)
-        if self.source.shape == activation.shape:
-            return self.source, everywhere
-        chosen = frame.layout.patch_index(self.where.patches)
-        if (len(chosen), *activation.shape[1:]) != self.source.shape:
-            raise self._misfit(activation)
-        return activation.index_put((chosen,), self.source.to(activation)), everywhere
+    def check(self, layout: Layout) -> None:
+        if "batch" in sites.axes(self.site):
+            self._entries(self._by_token(), layout)
 
     def _lay_tokens(self, activation: Tensor, frame: Frame) -> tuple[Tensor, Bool[Tensor, "*axes"]]:
-        along, source = self._along, self.source.movedim(self._along, 1)
-        live = activation.movedim(along, 1)
-        fixed = slice(2, -1 if "key" in sites.axes(self.site) else None)
+        """The source laid over the activation, and where it covers it."""
+        source, live = self._by_token(), activation.movedim(self._along, 1)
+        fixed = slice(2, -1 if self._along == 2 else None)
         if len(source) not in (1, len(live)) or source.shape[fixed] != live.shape[fixed]:
-            raise self._misfit(activation)
-        ranks = self._ranks(frame)
-        if ranks is None:
-            ranks = torch.arange(frame.layout.mask.shape[1]).expand(len(live), -1)
-        ranks = ranks[:, frame.own]
-        laid, covered = _take(source, ranks), (ranks >= 0) & (ranks < source.shape[1])
-        covered = covered.reshape(*covered.shape, *[1] * (live.ndim - 2))
-        if fixed.stop:
-            laid = F.pad(laid, (0, live.shape[-1] - source.shape[-1]))
-            covered = covered & (torch.arange(live.shape[-1]) < source.shape[-1])
-        return laid.movedim(1, along), covered.movedim(1, along)
+            raise self._misfit(f"the activation is {tuple(activation.shape)}")
+        entry = self._entries(source, frame.layout)[:, frame.own]
+        laid = source[torch.arange(len(live))[:, None] % len(source), entry.clamp(min=0)]
+        if self._along == 2:
+            laid = F.pad(laid, (0, live.shape[-1] - laid.shape[-1]))
+        covered = (entry >= 0).reshape(*entry.shape, *[1] * (live.ndim - 2))
+        return laid.movedim(1, self._along), covered.movedim(1, self._along)
 
-    def _misfit(self, activation: Tensor | None = None, layout: Layout | None = None) -> InputError:
-        there = "chosen tokens lie beyond it"
-        if activation is not None:
-            there = f"the activation is {tuple(activation.shape)}"
-        elif layout is not None:
-            there = f"the sequence has {layout.n_prompt} prompt and {layout.n_new} new columns"
+    def _lay_patches(self, activation: Tensor, frame: Frame) -> tuple[Tensor, Bool[Tensor, ""]]:
+        """The same in the tower."""
+        if self.source.shape == activation.shape:
+            return self.source, torch.tensor(True)
+        chosen = frame.layout.patch_index(self.where.patches)
+        if (len(chosen), *activation.shape[1:]) != self.source.shape:
+            raise self._misfit(f"the activation is {tuple(activation.shape)}")
+        return activation.index_put((chosen,), self.source.to(activation)), torch.tensor(True)
+
+    @property
+    def _along(self) -> int:
+        """The axis that runs over tokens: positions, or the queries of a pattern."""
+        return 1 if "pos" in sites.axes(self.site) else 2
+
+    def _by_token(self) -> Float[Tensor, "row entry *rest"]:
+        if self.source.ndim != len(sites.axes(self.site)):
+            raise self._misfit(f"the site has {len(sites.axes(self.site))} axes")
+        return self.source.movedim(self._along, 1)
+
+    def _entries(
+        self, source: Float[Tensor, "row entry *rest"], layout: Layout
+    ) -> Int[Tensor, "batch full"]:
+        """Which entry of the source each column of the sequence takes; -1 where it takes none."""
+        n, sizes = source.shape[1], (layout.n_prompt, layout.width + layout.room)
+        own = torch.arange(sizes[1]).expand(len(layout.mask), -1)
+        entry, fits = torch.where(own < n, own, -1), n in sizes
+        tokens = self.where.tokens if self._along == 1 else self.where.queries
+        if tokens is not None:
+            ranks = layout.ranks(tokens)
+            number = (ranks >= 0).sum(1)
+            if n and ((number == n) | (number == 0)).all():
+                entry, fits = ranks, True
+            fits = fits and not ((ranks >= 0) & (entry < 0)).any()
+        keys = source.shape[-1] if self._along == 2 else sizes[1]
+        if not fits or keys not in sizes or (entry[:, keys:] >= 0).any():
+            raise self._misfit(f"the sequence has {sizes[0]} columns and {sizes[1] - sizes[0]} new")
+        return entry
+
+    def _misfit(self, there: str) -> InputError:
         return InputError(
             f"Patch at {self.site}: source is {tuple(self.source.shape)}, {there}"
             f" ({' '.join(sites.axes(self.site))}); cache the source at the same tokens"
             " (cache_at=...) or from a prompt of the same length"
         )
-
-
-def _take(source: Float[Tensor, "row entry *rest"], ranks: Int[Tensor, "batch pos"]) -> Tensor:
-    """Of each row (or of the one row) the entry of each rank; out of range the nearest."""
-    row = torch.arange(len(ranks))[:, None] % len(source)
-    return source[row, ranks.clamp(0, source.shape[1] - 1)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -385,7 +321,7 @@ class Mask(_Value):
             patches = layout.patch_mask(self.where.patches)
             columns = layout.image_tokens(patches)
         else:
-            columns = layout.columns(self.where.tokens, beyond=frame.open)
+            columns = layout.columns(self.where.tokens)
             patches = layout.patches_of(columns)
         return columns & self.decoder, patches & self.tower
 

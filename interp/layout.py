@@ -27,7 +27,7 @@ Tokens = str | Places
 
 ROLES = ("prompt", "image", "text", "last", "new", "answer")
 """Every row has these: the prompt, its picture tokens, the rest of it, its last token, what follows
-it, and `answer`: the tokens at which an answer is read (the last of the prompt and all new ones)."""
+it, and `answer`: the tokens at which an answer is read (the prompt's last and all new ones)."""
 
 
 class Span(NamedTuple):
@@ -37,7 +37,7 @@ class Span(NamedTuple):
     stop: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Patches:
     """The patches of all pictures of a batch: which row, picture, cell and token each one is."""
 
@@ -79,7 +79,7 @@ class Patches:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
     """What every column of a batch is. The prompt takes the first `n_prompt` columns."""
 
@@ -88,6 +88,8 @@ class Layout:
     n_prompt: int
     spans: tuple[Mapping[str, Span], ...]
     patches: Patches
+    room: int = 0
+    """New tokens that may still follow: choices may reach into them."""
 
     @property
     def starts(self) -> Int[Tensor, " batch"]:
@@ -100,39 +102,44 @@ class Layout:
         return self.mask[:, : self.n_prompt].sum(1)
 
     @property
+    def width(self) -> int:
+        return self.mask.shape[1]
+
+    @property
     def n_new(self) -> int:
-        return self.mask.shape[1] - self.n_prompt
+        return self.width - self.n_prompt
 
     def extend(self, n: int) -> "Layout":
         """The layout with `n` new tokens behind the prompt."""
-        return replace(self, mask=torch.nn.functional.pad(self.mask, (0, n), value=True))
+        mask = torch.nn.functional.pad(self.mask, (0, n), value=True)
+        return replace(self, mask=mask, room=max(0, self.room - n))
 
     def repeat(self, n: int) -> "Layout":
         """One row's layout, `n` times."""
-        return Layout(self.mask.repeat(n, 1), self.n_prompt, self.spans * n, self.patches.repeat(n))
+        rows, patches = self.mask.repeat(n, 1), self.patches.repeat(n)
+        return replace(self, mask=rows, spans=self.spans * n, patches=patches)
 
-    def columns(self, tokens: Tokens | None, *, beyond: bool = False) -> Bool[Tensor, "batch pos"]:
+    def columns(self, tokens: Tokens | None) -> Bool[Tensor, "batch pos"]:
         """True at the chosen tokens; None chooses all real ones.
-
-        With `beyond`, positions that the answer has not reached yet are left out instead of
-        refused.
 
         Raises:
             InputError: no such role or span, a position out of range, a mask of another shape.
         """
-        return self.mask if tokens is None else self.ranks(tokens, beyond=beyond) >= 0
+        return self.mask if tokens is None else self.ranks(tokens)[:, : self.width] >= 0
 
-    def ranks(self, tokens: Tokens, *, beyond: bool = False) -> Int[Tensor, "batch pos"]:
-        """Where each column stands among its row's chosen tokens (0 is the first), or -1.
+    def ranks(self, tokens: Tokens) -> Int[Tensor, "batch full"]:
+        """Where each column, also of those to follow, stands among its row's chosen tokens (0 is
+        the first); -1 if it is none of them.
 
         Positions stand as they are listed, all else in the order of the sequence.
         """
+        if self.room:
+            return self.extend(self.room).ranks(tokens)
         tokens = _plain(tokens)
         if isinstance(tokens, Tensor | str):
-            named = isinstance(tokens, str)
-            chosen = self._named(tokens) if named else self._masked(tokens, beyond)
+            chosen = self._named(tokens) if isinstance(tokens, str) else self._masked(tokens)
             return torch.where(chosen, chosen.cumsum(1) - 1, -1)
-        return self._positions(_lists(tokens, len(self.mask), "positions", "rows"), beyond)
+        return self._positions(_lists(tokens, len(self.mask), "positions", "rows"))
 
     def gather(self, tokens: Tokens) -> Int[Tensor, "batch at"]:
         """Columns of the chosen tokens, positions as they are listed; every row must have as many.
@@ -140,14 +147,14 @@ class Layout:
         Raises:
             InputError: the rows have different numbers of such tokens, or none.
         """
-        ranks = self.ranks(tokens)
+        ranks = self.ranks(tokens)[:, : self.width]
         number = (ranks >= 0).sum(1)
         if number.min() != number.max() or number.max() == 0:
             raise InputError(
                 f"tokens {_brief(tokens)} are {number.min()} to {number.max()} a row;"
                 " choose tokens of which every row has as many, and at least one"
             )
-        return ranks.argsort(1)[:, ranks.shape[1] - int(number.max()) :]
+        return ranks.argsort(1)[:, self.width - int(number.max()) :]
 
     def patch_index(self, patches: Places | None) -> Int[Tensor, " chosen"]:
         """Rows of the patch table at the chosen patches, as they are listed; None chooses all.
@@ -195,7 +202,7 @@ class Layout:
         return columns[table.row, self.starts[table.row] + table.token]
 
     def _named(self, name: str) -> Bool[Tensor, "batch pos"]:
-        place = torch.arange(self.mask.shape[1])
+        place = torch.arange(self.width)
         prompt = self.mask & (place < self.n_prompt)
         new = self.mask & (place >= self.n_prompt)
         last = place == (self.starts + self.lengths - 1)[:, None]
@@ -212,7 +219,7 @@ class Layout:
                 f"no role or span {name!r}; roles are {', '.join(ROLES)},"
                 f" spans are {', '.join(have) or 'none (name a segment to have one)'}"
             )
-        place = torch.arange(self.mask.shape[1])
+        place = torch.arange(self.width)
         chosen = torch.zeros_like(self.mask)
         for row, spans in enumerate(self.spans):
             if name in spans:
@@ -220,11 +227,9 @@ class Layout:
                 chosen[row] = (place >= start) & (place < stop)
         return chosen
 
-    def _masked(self, mask: Tensor, beyond: bool) -> Bool[Tensor, "batch pos"]:
+    def _masked(self, mask: Tensor) -> Bool[Tensor, "batch pos"]:
         n_batch, n_pos = self.mask.shape
-        widths = (self.n_prompt, n_pos)
-        fits = mask.ndim == 2 and len(mask) == n_batch
-        if not fits or not (mask.shape[1] in widths or beyond and mask.shape[1] > self.n_prompt):
+        if mask.shape not in ((n_batch, self.n_prompt), (n_batch, n_pos)):
             raise InputError(
                 f"a mask of tokens must be bool ({n_batch}, {n_pos}) (batch pos);"
                 f" this one is {tuple(mask.shape)}"
@@ -234,25 +239,49 @@ class Layout:
             raise InputError("the mask of tokens chooses pads; leave them out (mask & batch.mask)")
         return mask
 
-    def _positions(self, rows: list[list[int]], beyond: bool) -> Int[Tensor, "batch pos"]:
+    def _positions(self, rows: list[list[int]]) -> Int[Tensor, "batch pos"]:
         ranks = torch.full(self.mask.shape, -1)
-        starts, lengths = self.starts.tolist(), self.lengths.tolist()
-        for row, (positions, start, length) in enumerate(zip(rows, starts, lengths, strict=True)):
+        for row, (positions, length) in enumerate(zip(rows, self.lengths.tolist(), strict=True)):
             end = length + self.n_new
-            there = [p + length if p < 0 else p for p in positions]
-            wrong = [i for i, t in enumerate(there) if t < 0 or (t >= end and not beyond)]
+            wrong = [p for p in positions if not -length <= p < end]
             if wrong:
                 raise InputError(
-                    f"no position {positions[wrong[0]]} in row {row}, which has {length} prompt tokens"
-                    f" and {self.n_new} new ones (0 to {end - 1}; -1 is the prompt's last)"
+                    f"no position {wrong[0]} in row {row}, which has {length} prompt tokens and"
+                    f" {self.n_new} new ones (0 to {end - 1}; -1 is the prompt's last)"
                 )
-            if len(set(there)) < len(there):
+            at = torch.tensor([p + length if p < 0 else p for p in positions], dtype=torch.long)
+            if len(at.unique()) < len(at):
                 raise InputError(f"positions {_brief(positions)} name a token of row {row} twice")
-            reached = [(t, rank) for rank, t in enumerate(there) if t < end]
-            at, rank = torch.tensor(reached, dtype=torch.long).view(-1, 2).T
-            column = torch.where(at < length, start + at, self.n_prompt + at - length)
-            ranks[row, column] = rank
+            column = torch.where(at < length, self.starts[row] + at, self.n_prompt + at - length)
+            ranks[row, column] = torch.arange(len(at))
         return ranks
+
+
+class Frame(NamedTuple):
+    """What part of a sequence an activation holds: columns `first` to `first + n`."""
+
+    layout: Layout
+    first: int
+    n: int
+
+    @classmethod
+    def whole(cls, layout: Layout) -> "Frame":
+        """All columns that there are by now."""
+        return cls(layout, 0, layout.width)
+
+    @property
+    def own(self) -> slice:
+        return slice(self.first, self.first + self.n)
+
+    def columns(self, tokens: Tokens | None) -> Bool[Tensor, "batch pos"]:
+        return self.layout.columns(tokens)[:, self.own]
+
+    def cells(self, queries: Tokens | None, keys: Tokens | None) -> Bool[Tensor, "batch query key"]:
+        """The chosen pairs of a query and a key that it can attend to: real and not later."""
+        end = self.first + self.n
+        key = self.layout.columns(keys)[:, :end] & self.layout.mask[:, :end]
+        causal = torch.ones(self.n, end, dtype=torch.bool).tril(self.first)
+        return self.columns(queries)[:, :, None] & key[:, None] & causal
 
 
 def _plain(choice: Any) -> Any:

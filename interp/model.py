@@ -15,7 +15,7 @@ from torch import Tensor
 from interp import sites
 from interp.errors import InputError
 from interp.interventions import Edit, Mask
-from interp.layout import ROLES, Layout, Patches, Tokens, integers
+from interp.layout import ROLES, Indices, Layout, Patches, Tokens, integers
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Text:
     name: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Picture:
     """A picture of a prompt: height x width x 3, eight bits a channel; or a PIL image."""
 
@@ -90,7 +90,7 @@ def _segment(segment: Any) -> Text | Picture:
     return Text(segment) if isinstance(segment, str) else Picture(segment)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """Encoded prompts: tokens, what every column is, and what the model needs besides."""
 
@@ -128,11 +128,18 @@ class Batch:
             {k: v.repeat(n, 1) if k == "patches" else v for k, v in self.inputs.items()},
         )
 
+    def reserve(self, n: int) -> "Batch":
+        """The batch with room for `n` new tokens: in `prefill` and `step` edits may reach into it.
+
+        `generate` does this itself.
+        """
+        return replace(self, layout=replace(self.layout, room=n))
+
     def extend(self, new: Int[Tensor, "batch new"]) -> "Batch":
         """The batch with new tokens behind the prompt: teacher forcing, or one naive step."""
         if new.shape[0] != len(self):
             raise InputError(f"{new.shape[0]} rows of new tokens for a batch of {len(self)}")
-        n = new.shape[1]
+        n, new = new.shape[1], new.cpu()
         last = self.positions.masked_fill(~self.mask, -1).amax((0, 2))
         new_positions = (last[:, None] + 1 + torch.arange(n)).expand(len(self.positions), -1, -1)
         return replace(
@@ -152,7 +159,7 @@ class Run(NamedTuple):
     """Site to activation, after the edits; at `cache_at` only."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class State:
     """A prompt that has been read: what the next step needs."""
 
@@ -194,9 +201,27 @@ class HookedVLM(Protocol):
         logits_at: Tokens = "answer",
         cache_at: Tokens | None = None,
         grad: bool = False,
-    ) -> Run: ...
+    ) -> Run:
+        """One forward pass.
 
-    def prefill(self, batch: Batch, *, edits: Sequence[Edit | Mask] = ()) -> State: ...
+        Args:
+            edits: applied in this order where they share a site.
+            cache: sites to keep, as they are after the edits.
+            logits_at: the tokens whose logits are given, as many in every row.
+            cache_at: the tokens whose activations are kept, likewise; None keeps all, pads too.
+                What belongs to a picture is always kept whole.
+            grad: the kept activations become part of the graph of the logits:
+                `torch.autograd.grad(run.logits.sum(), run.cache["blocks.0.attn.z"])`.
+
+        Raises:
+            UnknownSiteError: a site that this model does not have.
+            InputError: an edit that does not fit, or that touches nothing.
+        """
+        ...
+
+    def prefill(self, batch: Batch, *, edits: Sequence[Edit | Mask] = ()) -> State:
+        """Read a batch and keep keys and values; `Batch.reserve` lets edits reach further."""
+        ...
 
     def step(
         self,
@@ -205,15 +230,23 @@ class HookedVLM(Protocol):
         *,
         edits: Sequence[Edit | Mask] = (),
         cache: Sequence[str] = (),
-    ) -> tuple[Run, State]: ...
+    ) -> tuple[Run, State]:
+        """Read one more token of every row, under the edits that `prefill` was given."""
+        ...
 
     def unembed(
         self, resid: Float[Tensor, "*batch d_model"], *, scale: Tensor | None = None
-    ) -> Float[Tensor, "*batch d_vocab"]: ...
+    ) -> Float[Tensor, "*batch d_vocab"]:
+        """Logits of a residual stream, through the final norm; with `scale`, that frozen scale."""
+        ...
 
-    def head_out(
-        self, layer: int, tower: str = "decoder"
-    ) -> Float[Tensor, "head d_head width"]: ...
+    def head_out(self, layer: int, tower: str = "decoder") -> Float[Tensor, "head d_head width"]:
+        """`W_O` of each head: `z @ head_out(layer)[head]` is what it writes.
+
+        Raises:
+            InputError: no such block, or a tower that is neither "decoder" nor "vision".
+        """
+        ...
 
 
 @torch.no_grad()
@@ -223,7 +256,7 @@ def generate(
     *,
     max_new_tokens: int,
     edits: Sequence[Edit | Mask] = (),
-    allowed: Sequence[int] | None = None,
+    allowed: Indices | None = None,
     stop: int | None = None,
 ) -> Int[Tensor, "batch new"]:
     """Greedy answers, with the prompt read once and its keys and values kept.
@@ -241,10 +274,11 @@ def generate(
     """
     if max_new_tokens < 1:
         raise InputError(f"max_new_tokens is {max_new_tokens}; ask for at least one")
-    full = batch.layout.extend(max_new_tokens - 1)
-    _check_reach(full, edits)
-    edits = [edit.settled(full) if isinstance(edit, Edit) else edit for edit in edits]
-    ids = None if allowed is None else _allowed(allowed, model.cfg.d_vocab)
+    batch = batch.reserve(max_new_tokens - 1)
+    _check_reach(batch.layout.extend(max_new_tokens - 1), edits, model.sites)
+    ids = None if allowed is None else _tokens("allowed", allowed, model.cfg.d_vocab)
+    if stop is not None:
+        _tokens("stop", stop, model.cfg.d_vocab)
     state = model.prefill(batch, edits=edits)
     new: list[Tensor] = []
     ended = torch.zeros(len(batch), dtype=torch.bool)
@@ -261,10 +295,10 @@ def generate(
     return torch.stack(new, 1)
 
 
-def _allowed(allowed: Sequence[int], d_vocab: int) -> Int[Tensor, " allowed"]:
-    ids = integers(allowed)
+def _tokens(name: str, choice: Indices, d_vocab: int) -> Int[Tensor, " token"]:
+    ids = integers(choice)
     if not ids or not all(0 <= i < d_vocab for i in ids):
-        raise InputError(f"allowed is {allowed!r}; give at least one token from 0 to {d_vocab - 1}")
+        raise InputError(f"{name} is {choice!r}; give at least one token from 0 to {d_vocab - 1}")
     return torch.tensor(ids)
 
 
@@ -276,9 +310,13 @@ def _choose(
     return allowed[logits[:, allowed.to(logits.device)].argmax(-1).cpu()]
 
 
-def _check_reach(layout: Layout, edits: Sequence[Edit | Mask]) -> None:
-    """What no token or patch of this sequence will meet is refused before any work."""
+def _check_reach(layout: Layout, edits: Sequence[Edit | Mask], known: Sequence[str]) -> None:
+    """What cannot touch anything in a sequence like this is refused before any work."""
     for edit in edits:
+        if isinstance(edit, Edit):
+            if sites.kind(edit.site) not in sites.AXES:
+                raise sites.UnknownSiteError(edit.site, known)
+            edit.check(layout)
         vision = isinstance(edit, Edit) and "batch" not in sites.axes(edit.site)
         for name in set(edit.where.chosen) - {"heads"}:
             spec = getattr(edit.where, name)

@@ -171,7 +171,7 @@ def combined(
     Zhang 2009). The first knows that examples of a count and parts of an example go together, but
     has no width where all answers are right; the second takes everything as independent.
     """
-    sums = np.sum([weight * part for weight, part in parts], axis=0)
+    sums = np.sum([weight * part for weight, part in parts], axis=0).round(12)  # 3 thirds are 1
     value, low, high, n = bootstrap_mean(sums, groups=counts)
     below, above = 0.0, 0.0
     for weight, part in parts:

@@ -82,11 +82,7 @@ def run(config: Config, subject: Subject | None = None, progress: Progress = sil
     Raises:
         InputError: fewer than one sample of a count, or no permutation.
     """
-    if min(config.samples_per_count, config.permutations) < 1:
-        raise InputError(
-            f"samples_per_count is {config.samples_per_count}, permutations is"
-            f" {config.permutations}; ask for at least 1"
-        )
+    _check(config)
     subject = Subject.load(config) if subject is None else subject
     samples, metrics = {}, {}
     for i, modality in enumerate(MODALITIES if "id" in subject.regimes else ()):
@@ -242,24 +238,18 @@ def excess(
     """
     if not pairs.any(0).all():
         return None
-    value, n = float(_excess(differ.sum(0), pairs.sum(0))), int(pairs[:, 0].sum())
-    drawn = np.random.default_rng(0).integers(len(pairs), size=(_RESAMPLES, len(pairs)))
-    found = _excess(differ[drawn].sum(1), pairs[drawn].sum(1))
+    counts = np.arange(len(pairs))
+    drawn = np.random.default_rng(0).choice(counts, (_RESAMPLES, len(counts)))
+    every = np.concatenate([counts[None], drawn])  # what was seen, then the draws
+    shares = _shares(differ[every].sum(1), pairs[every].sum(1))
+    value, *found = shares[:, 0] - shares[:, 1:].max(1)
     low, high = np.nanquantile(found, [0.025, 0.975])
     if low == high:
-        k = 1 + int(np.argmax((differ.sum(0) / pairs.sum(0))[1:]))
-        a, b = (over_counts(differ[:, i], pairs[:, i]) for i in (0, k))
+        larger = 1 + int(shares[0, 1:].argmax())
+        a, b = (over_counts(differ[:, k], pairs[:, k]) for k in (0, larger))
         low = value - np.hypot(a.value - a.low, b.high - b.value)
         high = value + np.hypot(a.high - a.value, b.value - b.low)
-    return Interval(value, float(low), float(high), n)
-
-
-def _excess(
-    differ: Float[np.ndarray, "*draw kind"], pairs: Float[np.ndarray, "*draw kind"]
-) -> Float[np.ndarray, "*draw"]:
-    """NaN where a kind has no pairs."""
-    shares = _shares(differ, pairs)
-    return shares[..., 0] - np.maximum(shares[..., 1], shares[..., 2])
+    return Interval(float(value), float(low), float(high), int(pairs[:, 0].sum()))
 
 
 def _shares(
@@ -286,7 +276,8 @@ def permutation_p(tables: Sequence[CountTable], n: int, *, seed: int) -> float |
     statistic = shares[:, 0] - shares[:, 1:].mean(1)
     if np.isnan(statistic[0]):
         return None
-    return (1 + np.count_nonzero(~(statistic[1:] < statistic[0]))) / (1 + n)
+    as_large = int(np.count_nonzero(~(statistic[1:] < statistic[0])))
+    return (1 + as_large) / (1 + n)
 
 
 def _needed_metrics(samples: Mapping[str, Samples]) -> dict[str, float | int | str]:
@@ -439,3 +430,11 @@ def _caption(result: Result) -> str:
         f"{caption}. With {n} heads no overlap of heads can be significant: two halves that are the"
         f" same have p = {best:.2f}"
     )
+
+
+def _check(config: Config) -> None:
+    if min(config.samples_per_count, config.permutations) < 1:
+        raise InputError(
+            f"samples_per_count is {config.samples_per_count}, permutations is"
+            f" {config.permutations}; ask for at least 1"
+        )

@@ -9,6 +9,7 @@ so what reads their colours reads any labels of them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -233,7 +234,7 @@ def _by_count(
     ]
 
 
-STYLES = {
+STYLES: dict[str, dict[str, Any]] = {
     "vision_gap": {"label": "trained encoder", **MODALITY_STYLE["vision"]},
     "vision_gap.untrained": {
         "label": "untrained encoder",
@@ -266,7 +267,7 @@ def figure(result: Result) -> Figure:
     return fig
 
 
-def _draw(ax: Axes, rows: list[dict], style: Mapping[str, str], size: float) -> None:
+def _draw(ax: Axes, rows: list[dict], style: Mapping[str, Any], size: float) -> None:
     x, y = [row["count"] for row in rows], [row["value"] for row in rows]
     ax.plot(x, y, ms=size, lw=1.2, **style)
     low, high = [row["low"] for row in rows], [row["high"] for row in rows]

@@ -10,7 +10,7 @@ share of its keys is moved by any mask: the controls show it.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int, Int8
@@ -66,10 +66,12 @@ def run(config: Config, subject: Subject | None = None, progress: Progress = sil
     `masking.{modality}.{kind}.k{k}`: free answers, with `.digits` answers held to two digits; both
     with Wilson intervals. Right is the count less k (black, c), less the black ones among them
     (random), or the count itself (white, empty, other). `masking.{modality}.{kind}.shift.k{k}`:
-    mean answer held to digits less the count without a mask, in stones (bootstrap by count). The
-    same boards stand behind every kind and k: `masking.vision.boards` of them (`masking.text.
-    strings`), all answered right without a mask; `.few` were left out because they have fewer than
-    `most` of a kind, `.wrong` because they are answered wrong, `.spare` because there were enough.
+    mean answer held to digits less the count without a mask, in stones (bootstrap by count).
+
+    The same items stand behind every kind and k, all answered right without a mask:
+    `masking.vision.boards` and `masking.text.strings` say how many. Left out were
+    `masking.{modality}.few` that have fewer than `most` of a kind, `.wrong` that are answered
+    wrong, and `.spare` that were more than asked for.
 
     Raises:
         InputError: `most` or `boards` under 1.
@@ -156,13 +158,23 @@ def select(
         "wrong": int((enough & ~right).sum()),
         "spare": len(usable) - len(chosen),
     }
-    ordered = {
-        kind: _orders(mask[chosen], config.most, seed=(config.mask_seed, i))
+    taken = {kind: mask[chosen] for kind, mask in places.items()}
+    return _items(config, modality, items[chosen], counts[chosen], taken), left_out
+
+
+def _items(
+    config: Config,
+    modality: str,
+    items: np.ndarray,
+    counts: Int[np.ndarray, " item"],
+    places: Mapping[str, Bool[np.ndarray, "item place"]],
+) -> Items:
+    orders = {
+        kind: _orders(mask, config.most, seed=(config.mask_seed, i))
         for i, (kind, mask) in enumerate(places.items())
     }
-    taken = items[chosen]
-    drops = {kind: _drops(modality, kind, taken, order) for kind, order in ordered.items()}
-    return Items(modality, taken, counts[chosen], ordered, drops), left_out
+    drops = {kind: _drops(kind, items, order) for kind, order in orders.items()}
+    return Items(modality, items, counts, orders, drops)
 
 
 def _places(
@@ -188,14 +200,13 @@ def _orders(
 
 
 def _drops(
-    modality: str, kind: str, items: Int8[np.ndarray, "item *cells"], order: Int[np.ndarray, "..."]
+    kind: str, items: Int8[np.ndarray, "item *cells"], order: Int[np.ndarray, "item hidden"]
 ) -> Int[np.ndarray, "item hidden"]:
     """How far the right answer falls as one place after the other is hidden."""
     if kind == "random":
-        cells = items.reshape(len(items), -1)
-        return (np.take_along_axis(cells, order, 1) == BLACK).cumsum(1)
-    counted = np.ones_like(order) if kind in ("black", "c") else np.zeros_like(order)
-    return counted.cumsum(1)
+        counted = (items == BLACK).reshape(len(items), np.prod(items.shape[1:]))
+        return np.take_along_axis(counted, order, 1).cumsum(1)
+    return np.full_like(order, kind in ("black", "c")).cumsum(1)
 
 
 def _share(modality: str, kind: str, k: int, most: int) -> float:
@@ -204,7 +215,7 @@ def _share(modality: str, kind: str, k: int, most: int) -> float:
     return (steps.index((modality, kind)) * most + k - 1) / (len(steps) * most)
 
 
-STYLES = {
+STYLES: dict[str, dict[str, Any]] = {
     "black": {"color": "#000000", "marker": "o", "linestyle": "-"},
     "white": {"color": "#56B4E9", "marker": "D", "linestyle": "-"},
     "empty": {"color": "#E69F00", "marker": "^", "linestyle": "-"},

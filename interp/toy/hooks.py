@@ -1,7 +1,7 @@
 """Hooks that cannot fail silently: what is off says so, and how to turn it on.
 
-TransformerLens accepts a hook on a point that never fires (its issue 1688), and cuts rotated queries
-along the wrong axis (`pos_slice`); `GatedHooks` refuses the one and mends the other.
+TransformerLens accepts a hook on a point that never fires (its issue 1688), and cuts rotated
+queries along the wrong axis (`pos_slice`); `GatedHooks` refuses the one and mends the other.
 """
 
 from collections.abc import Callable
@@ -112,7 +112,7 @@ class GatedHooks(HookedRootModule):
                 " ToyVLM.run(..., grad=True) keeps"
             )
         if names_filter is None:
-            names_filter = _all_but_patterns
+            names_filter = all_but_patterns
         kept: dict = {} if cache is None else cache
         cut = Slice.unwrap(pos_slice)
 
@@ -174,7 +174,8 @@ class GatedHooks(HookedRootModule):
 _PATTERNS = ("hook_attn_scores", "hook_pattern")
 
 
-def _all_but_patterns(name: str) -> bool:
+def all_but_patterns(name: str) -> bool:
+    """What a cache keeps unless it is asked for more."""
     return not name.endswith(_PATTERNS)
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from interp import sites
-from interp.interventions import Edit, Frame, Mask
-from interp.layout import Tokens
+from interp.interventions import Edit, Mask
+from interp.layout import Frame, Tokens
 from interp.toy.hooks import site_of
 
 

@@ -1,4 +1,4 @@
-"""Words to token ids: words are split at spaces, numbers into digits, letter strings into letters."""
+"""Words to token ids: split at spaces, numbers into digits, strings of letters into letters."""
 
 from collections.abc import Sequence
 

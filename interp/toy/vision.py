@@ -31,9 +31,7 @@ class HookedViT(GatedHooks):
         self.ln_final = LayerNorm(self.cfg)
         self.setup()
 
-    def patchify(
-        self, pixels: Float[Tensor, "image 3 y x"]
-    ) -> Float[Tensor, "image patch pixel"]:
+    def patchify(self, pixels: Float[Tensor, "image 3 y x"]) -> Float[Tensor, "image patch pixel"]:
         """Pictures to rows of patches: image patch (channel y x)."""
         p, side = self.config.patch, self.config.grid * self.config.patch
         if pixels.shape[2:] != (side, side):

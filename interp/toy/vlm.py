@@ -11,8 +11,8 @@ from torch import Tensor
 
 from interp import sites
 from interp.errors import InputError
-from interp.interventions import Edit, Frame, Mask
-from interp.layout import Tokens
+from interp.interventions import Edit, Mask
+from interp.layout import Frame, Tokens
 from interp.model import Batch, ModelDims, ModelSpec, Prompt, Run, StackDims, State, check_fired
 from interp.toy.config import StackConfig, ToyConfig
 from interp.toy.hooks import hook_of
@@ -111,15 +111,7 @@ class ToyVLM:
         cache_at: Tokens | None = None,
         grad: bool = False,
     ) -> Run:
-        """One forward pass with `edits`; see `HookedVLM`.
-
-        With `grad`, the kept activations are part of the graph of the logits:
-        `torch.autograd.grad(logits.sum(), run.cache["blocks.0.attn.z"])`.
-
-        Raises:
-            UnknownSiteError: a site that this model does not have.
-            InputError: a hook that is off, an edit that does not fit or never fires.
-        """
+        """See `HookedVLM.run`; a hook that is off raises too."""
         if grad and cache_at is not None:
             raise InputError("cache_at cuts activations out of the graph; leave it out with grad")
         frame = Frame.whole(batch.layout)
@@ -134,7 +126,7 @@ class ToyVLM:
     @torch.no_grad()
     def prefill(self, batch: Batch, *, edits: Sequence[Edit | Mask] = ()) -> State:
         """Read the prompt (and new tokens, if the batch has any), keeping keys and values."""
-        recorder = Recorder(edits, (), Frame.whole(batch.layout)._replace(open=True))
+        recorder = Recorder(edits, (), Frame.whole(batch.layout))
         memories = [Memory() for _ in self.raw.blocks]
         with self._hooked(recorder):
             x = self.raw.ln_final(self._read(batch, edits, recorder, memories))
@@ -152,7 +144,7 @@ class ToyVLM:
     ) -> tuple[Run, State]:
         """Read one more token of every row; the edits see it at its place in the sequence."""
         batch = state.batch.extend(tokens[:, None])
-        frame = Frame(batch.layout, batch.tokens.shape[1] - 1, 1, open=True)
+        frame = Frame(batch.layout, batch.layout.width - 1, 1)
         recorder = Recorder(edits, cache, frame, fired=state.fired)
         memories = [Memory(*kept) for kept in state.memory]
         with self._hooked(recorder):

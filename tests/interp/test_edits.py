@@ -58,7 +58,9 @@ def test_tokens_are_chosen_as_documented(model, batch, hooked, name):
         return x
 
     edit = Steer("blocks.1.resid_pre", RAMP, scale=1.5, where=Where(tokens=choice))
-    same(model.run(batch, edits=[edit]).logits, hooked(model, batch, {"blocks.1.resid_pre": change}))
+    same(
+        model.run(batch, edits=[edit]).logits, hooked(model, batch, {"blocks.1.resid_pre": change})
+    )
 
 
 def test_a_mask_chooses_tokens(model, batch, hooked):
@@ -103,7 +105,13 @@ def test_tokens_and_heads_are_chosen_together(model, batch, hooked):
 
 def test_a_mean_has_the_last_axes_of_its_site(model, batch, hooked):
     generator = torch.Generator().manual_seed(1)
-    for shape in [(), (8,), (4, 8), (batch.tokens.shape[1], 4, 8), (3, batch.tokens.shape[1], 4, 8)]:
+    for shape in [
+        (),
+        (8,),
+        (4, 8),
+        (batch.tokens.shape[1], 4, 8),
+        (3, batch.tokens.shape[1], 4, 8),
+    ]:
         mean = torch.randn(shape, generator=generator)
 
         def change(x, mean=mean):
@@ -155,7 +163,8 @@ def test_edits_of_one_site_apply_in_their_order(model, batch):
     double = Project("blocks.1.resid_pre", 2 * torch.eye(24))
     add_two = Steer("blocks.1.resid_pre", direction, scale=2.0)
     logits = [
-        model.run(batch, edits=edits).logits for edits in ([add, double], [double, add_two], [double, add])
+        model.run(batch, edits=edits).logits
+        for edits in ([add, double], [double, add_two], [double, add])
     ]
     same(logits[0], logits[1])
     assert (logits[0] - logits[2]).abs().max() > 1e-3
@@ -239,7 +248,9 @@ def test_edited_scores_make_a_softmax_over_the_keys_that_can_be_seen(model, batc
         same(kept[row][:, columns][:, :, columns], uniform.expand(4, n, n))
 
 
-@pytest.mark.parametrize("site", ["vision.blocks.0.attn.pattern", "vision.blocks.1.attn.attn_scores"])
+@pytest.mark.parametrize(
+    "site", ["vision.blocks.0.attn.pattern", "vision.blocks.1.attn.attn_scores"]
+)
 def test_the_towers_patterns_are_chosen_by_places_of_patches(model, batch, hooked, site):
     def change(x):
         x[0, 1, [3, 4], 7] = x[1, 1, 5, 7] = x[2, 1, 15, 7] = 0.5
@@ -263,7 +274,7 @@ PATCHES = {
 
 @pytest.mark.parametrize("name", PATCHES)
 @pytest.mark.parametrize("site", ["vision.embed", "vision.blocks.1.resid_mid", "projector"])
-def test_patches_are_chosen_as_documented(model, batch, hooked, site, name):
+def test_patches_are_chosen_as_documented(model, left, hooked, site, name):
     choice, places = PATCHES[name]
 
     def change(x):
@@ -272,7 +283,7 @@ def test_patches_are_chosen_as_documented(model, batch, hooked, site, name):
         return x
 
     edit = Ablate(site, Where(patches=choice))
-    same(model.run(batch, edits=[edit]).logits, hooked(model, batch, {site: change}))
+    same(model.run(left, edits=[edit]).logits, hooked(model, left, {site: change}))
 
 
 def test_a_mask_chooses_patches(model, batch, hooked):
@@ -300,7 +311,10 @@ MISUSE = {
         lambda: Ablate("blocks.0.resid_pre", Where(heads=0)),
         r"heads=.*blocks\.0\.resid_pre.*batch pos d_model.*choose by tokens",
     ),
-    "tokens of a pattern": (lambda: Ablate(PATTERN, Where(tokens="last")), "choose by heads, queries"),
+    "tokens of a pattern": (
+        lambda: Ablate(PATTERN, Where(tokens="last")),
+        "choose by heads, queries",
+    ),
     "tokens in the tower": (
         lambda: Ablate("vision.blocks.0.attn.z", Where(tokens="image")),
         "choose by heads, patches",
@@ -311,7 +325,10 @@ MISUSE = {
         lambda: Ablate(SITE, Where(tokens="bord")),
         "no role or span 'bord'.*answer.*board, end, left, question, right, string",
     ),
-    "a position beyond": (lambda: Ablate(SITE, Where(tokens=24)), "no position 24 in row 0, which has 24"),
+    "a position beyond": (
+        lambda: Ablate(SITE, Where(tokens=24)),
+        "no position 24 in row 0, which has 24",
+    ),
     "a position before": (lambda: Ablate(SITE, Where(tokens=-11)), "no position -11 in row 1"),
     "a position twice": (lambda: Ablate(SITE, Where(tokens=[8, -1])), "row 1 twice"),
     "lists for other rows": (lambda: Ablate(SITE, Where(tokens=[[0], [1]])), "each of the 3 rows"),
@@ -363,19 +380,28 @@ MISUSE = {
         lambda: Patch(SITE, torch.zeros(3, 43, 2, 16)),
         r"source is \(3, 43, 2, 16\), the activation is \(3, 43, 4, 8\) \(batch pos head d_head\)",
     ),
-    "a patch without an axis": (lambda: Patch(SITE, torch.zeros(43, 4, 8)), r"source is \(43, 4, 8\)"),
+    "a patch without an axis": (
+        lambda: Patch(SITE, torch.zeros(43, 4, 8)),
+        r"source is \(43, 4, 8\)",
+    ),
     "a patch of other rows": (lambda: Patch(SITE, torch.zeros(2, 43, 4, 8)), r"\(2, 43, 4, 8\)"),
     "a patch of other tokens": (
         lambda: Patch(SITE, torch.zeros(3, 2, 4, 8), Where(tokens="last")),
         r"\(3, 2, 4, 8\)",
     ),
     "a patch of some tokens for all": (lambda: Patch(SITE, torch.zeros(3, 1, 4, 8)), "cache_at"),
-    "an empty patch": (lambda: Patch(SITE, torch.zeros(3, 0, 4, 8), Where(tokens="last")), "cache_at"),
+    "an empty patch": (
+        lambda: Patch(SITE, torch.zeros(3, 0, 4, 8), Where(tokens="last")),
+        "cache_at",
+    ),
     "a patch of other patches": (
         lambda: Patch("projector", torch.zeros(2, 24), Where(patches=0)),
         r"\(2, 24\)",
     ),
-    "a pattern of another length": (lambda: Patch(PATTERN, torch.zeros(3, 4, 9, 9)), r"\(3, 4, 9, 9\)"),
+    "a pattern of another length": (
+        lambda: Patch(PATTERN, torch.zeros(3, 4, 9, 9)),
+        r"\(3, 4, 9, 9\)",
+    ),
     "a pattern of the tower": (
         lambda: Patch("vision.blocks.0.attn.pattern", torch.zeros(3, 2, 9, 9)),
         r"\(3, 2, 16, 16\) \(image head query key\)",
@@ -384,7 +410,10 @@ MISUSE = {
         lambda: Mask(Where(patches=0), layers=[2]),
         "no block 2 in the tower.*0 to 1",
     ),
-    "a mask in no such block": (lambda: Mask(Where(tokens=0), layers=3), "no block 3 in the decoder"),
+    "a mask in no such block": (
+        lambda: Mask(Where(tokens=0), layers=3),
+        "no block 3 in the decoder",
+    ),
     "a mask of nothing": (lambda: Mask(Where(tokens=[])), "Mask never fired"),
     "a mask of text in the tower alone": (
         lambda: Mask(Where(tokens="text"), decoder=False),

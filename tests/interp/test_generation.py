@@ -9,7 +9,7 @@ from interp.errors import InputError
 from interp.interventions import Ablate, Edit, Mask, Patch, Project, Steer, Where
 from interp.model import Prompt, generate
 
-N = 5
+N = 4
 LENGTHS = (24, 8 + 1, 43)
 STREAM, Z, PATTERN = "blocks.1.resid_pre", "blocks.0.attn.z", "blocks.1.attn.pattern"
 
@@ -103,8 +103,12 @@ def test_cached_answers_equal_the_naive_loop(model, batch, name):
 
 def test_edits_change_answers(model, left):
     """Or else the loop above would compare nothing."""
-    plain = naive(model, left, [])
-    changed = [name for name in EDITS if not torch.equal(naive(model, left, EDITS[name]), plain)]
+    plain = generate(model, left, max_new_tokens=N)
+    changed = [
+        name
+        for name, edits in EDITS.items()
+        if not torch.equal(generate(model, left, max_new_tokens=N, edits=edits), plain)
+    ]
     assert len(changed) > len(EDITS) / 2
 
 
@@ -119,7 +123,8 @@ PATCHES = {
 
 @pytest.mark.parametrize("new", [0, N - 1], ids=["prompt-sized", "full-sized"])
 @pytest.mark.parametrize("name", PATCHES)
-def test_a_patch_of_either_size_equals_the_naive_loop(model, batch, prompts, name, new):
+def test_a_patch_of_either_size_equals_the_naive_loop(model, prompts, name, new):
+    batch = model.encode(prompts, padding_side="right" if new else "left")
     site, _, where = PATCHES[name]
     other = model.encode([prompts[2]] + prompts[1:], padding_side="left")
     other = other.extend(torch.full((3, new), 8))
@@ -175,7 +180,9 @@ def test_a_mask_of_the_full_sequence_reaches_into_the_answer(model, batch):
 
 def test_a_mask_of_the_prompt_leaves_new_tokens_alone(model, batch):
     as_mask, as_role = (
-        generate(model, batch, max_new_tokens=N, edits=[Steer(STREAM, noise(24), where=Where(tokens=t))])
+        generate(
+            model, batch, max_new_tokens=N, edits=[Steer(STREAM, noise(24), where=Where(tokens=t))]
+        )
         for t in (batch.mask, "prompt")
     )
     assert torch.equal(as_mask, as_role)
@@ -241,7 +248,9 @@ HOPELESS = {
     "a patch that is not there": lambda: Ablate("projector", Where(patches=[])),
     "a place of the tower": lambda: Ablate("vision.blocks.0.attn.pattern", Where(keys=[])),
     "a mask of nothing": lambda: Mask(Where(patches=[])),
-    "a prompt-sized source for new tokens": lambda: Patch(Z, noise(3, 43, 4, 8), Where(tokens="new")),
+    "a prompt-sized source for new tokens": lambda: Patch(
+        Z, noise(3, 43, 4, 8), Where(tokens="new")
+    ),
     "too small a source": lambda: Patch(Z, noise(3, 2, 4, 8), Where(tokens="new")),
     "a source without an axis": lambda: Patch(Z, noise(43, 4, 8)),
     "no such site": lambda: Ablate("blocks.7.attn.z"),
@@ -270,8 +279,12 @@ def test_impossible_requests_are_refused(model, left):
     with pytest.raises(InputError, match="at least one"):
         generate(model, left, max_new_tokens=0)
     for allowed in ([], [24], [-1]):
-        with pytest.raises(InputError, match="from 0 to 23"):
+        with pytest.raises(InputError, match="allowed.*from 0 to 23"):
             generate(model, left, max_new_tokens=1, allowed=allowed)
+    with pytest.raises(InputError, match="stop is 24"):
+        generate(model, left, max_new_tokens=1, stop=24)
+    with pytest.raises(InputError, match=r"close ones are blocks\.0\.attn\.z"):
+        generate(model, left, max_new_tokens=1, edits=[Ablate("blocks.0.attn.zz")])
 
 
 def test_the_model_may_say_the_word_image(model, left):
@@ -289,12 +302,16 @@ def test_each_step_gives_the_logits_of_a_full_run(model, batch):
     edits = [Steer(STREAM, noise(24), where=Where(tokens=EVERY)), Mask(Where(patches=[3]))]
     new = torch.tensor([[7, 8, 9]] * 3)
     full = model.run(batch.extend(new), edits=edits, cache=[Z])
-    state = model.prefill(batch, edits=edits)
+    with pytest.raises(InputError, match="no position 24"):
+        model.prefill(batch, edits=edits)
+    state = model.prefill(batch.reserve(3), edits=edits)
     for i in range(4):
         torch.testing.assert_close(state.logits, full.logits[:, i], atol=1e-5, rtol=1e-5)
         if i < 3:
             run, state = model.step(new[:, i], state, edits=edits, cache=[Z])
-            torch.testing.assert_close(run.cache[Z][:, 0], full.cache[Z][:, 43 + i], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                run.cache[Z][:, 0], full.cache[Z][:, 43 + i], atol=1e-5, rtol=1e-5
+            )
     assert state.fired == {0, 1}
 
 
@@ -330,7 +347,8 @@ def test_a_batch_of_one_row_repeats(model, prompts, pixels):
     logits = model.run(three, edits=[Ablate("projector", Where(patches=[[0]] * 6))]).logits
     assert torch.equal(model.run(three).logits[2], model.run(three).logits[0])
     torch.testing.assert_close(
-        logits, model.run(batch, edits=[Ablate("projector", Where(patches=0))]).logits.expand_as(logits)
+        logits,
+        model.run(batch, edits=[Ablate("projector", Where(patches=0))]).logits.expand_as(logits),
     )
     with pytest.raises(InputError, match="one row"):
         model.encode([Prompt("a"), Prompt("b")]).repeat(2)

@@ -83,7 +83,10 @@ def test_split_and_joint_attention_inputs_exclude_each_other(fresh):
 
 def test_the_tower_has_gates_of_its_own(fresh, left):
     fresh.raw.vision.set_use_attn_result(True)
-    assert "vision.blocks.0.attn.result" in fresh.run(left, cache=["vision.blocks.0.attn.result"]).cache
+    assert (
+        "vision.blocks.0.attn.result"
+        in fresh.run(left, cache=["vision.blocks.0.attn.result"]).cache
+    )
     with pytest.raises(InputError, match="is off"):
         fresh.run(left, cache=["blocks.0.attn.result"])
 
@@ -212,6 +215,8 @@ def test_a_later_hook_that_works_in_place_leaves_the_cache_alone(model, asked):
         value.zero_()
 
     with model.raw.hooks(fwd_hooks=[("blocks.1.hook_resid_pre", spoil)]):
-        _, cache = model.raw.run_with_cache(tokens, names_filter="blocks.0.hook_resid_post", **inputs)
+        _, cache = model.raw.run_with_cache(
+            tokens, names_filter="blocks.0.hook_resid_post", **inputs
+        )
     kept = cache["blocks.0.hook_resid_post"]
     assert torch.equal(kept, clean["blocks.0.hook_resid_post"])

@@ -24,7 +24,9 @@ def test_every_position_equals_the_one_computed_by_hand(model, reference, prompt
 def test_head_writes_and_the_bias_are_the_attention_output(model, batch, tower):
     raw, at = (model.raw, "") if tower == "decoder" else (model.raw.vision, "vision.")
     for layer, block in enumerate(raw.blocks):
-        z, out, attn_out = (f"{at}blocks.{layer}.{name}" for name in ("attn.z", "attn.out", "attn_out"))
+        z, out, attn_out = (
+            f"{at}blocks.{layer}.{name}" for name in ("attn.z", "attn.out", "attn_out")
+        )
         cache = model.run(batch, cache=[z, out, attn_out]).cache
         writes = torch.einsum("...hd,hdm->...hm", cache[z], model.head_out(layer, tower))
         torch.testing.assert_close(
@@ -35,7 +37,9 @@ def test_head_writes_and_the_bias_are_the_attention_output(model, batch, tower):
 
 @pytest.mark.parametrize("at", ["", "vision."])
 def test_the_stream_is_the_embedding_and_all_that_blocks_write(model, batch, at):
-    parts = [s for s in model.sites if s.startswith(at + "blocks") and s.endswith(("n_out", "p_out"))]
+    parts = [
+        s for s in model.sites if s.startswith(at + "blocks") and s.endswith(("n_out", "p_out"))
+    ]
     last = [s for s in model.sites if s.startswith(at + "blocks") and s.endswith("resid_post")][-1]
     cache = model.run(batch, cache=[f"{at}embed", last, *parts]).cache
     total = cache[f"{at}embed"] + sum(cache[part] for part in parts)
@@ -49,9 +53,7 @@ def test_ablating_one_head_removes_exactly_its_write(model, batch, at):
     edited = model.run(batch, edits=[Ablate(z, Where(heads=1))], cache=[out]).cache
     write = clean[z][..., 1, :] @ model.head_out(1, "vision" if at else "decoder")[1]
     real = batch.mask if not at else torch.ones(len(write), dtype=torch.bool)
-    torch.testing.assert_close(
-        (clean[out] - edited[out])[real], write[real], atol=1e-5, rtol=1e-5
-    )
+    torch.testing.assert_close((clean[out] - edited[out])[real], write[real], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("at", ["", "vision."])

@@ -66,7 +66,9 @@ def test_hiding_tokens_of_a_picture_hides_its_patches_too(model, batch):
 def test_hiding_the_whole_picture_leaves_nothing_of_it(model, batch, prompts, pixels):
     edit = Mask(Where(tokens="image"))
     other = model.encode([type(p)(*(repaint(s, pixels) for s in p.segments)) for p in prompts])
-    a, b = (model.run(x, edits=[edit], logits_at="last").logits for x in (model.encode(prompts), other))
+    a, b = (
+        model.run(x, edits=[edit], logits_at="last").logits for x in (model.encode(prompts), other)
+    )
     assert torch.equal(a, b) and torch.isfinite(a).all()
 
 

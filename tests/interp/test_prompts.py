@@ -101,7 +101,12 @@ def test_pil_images_and_arrays_are_the_same_picture(model, pixels):
     rgba = np.concatenate([array, np.full((12, 12, 1), 255, np.uint8)], 2)
     logits = [
         model.run(model.encode([Prompt(picture, "How many ?")])).logits
-        for picture in (array, Image.fromarray(array), Image.fromarray(rgba), torch.from_numpy(array))
+        for picture in (
+            array,
+            Image.fromarray(array),
+            Image.fromarray(rgba),
+            torch.from_numpy(array),
+        )
     ]
     assert all(torch.equal(x, logits[0]) for x in logits)
 
@@ -138,7 +143,9 @@ def test_what_is_no_picture_is_refused(model, name):
 
 
 def test_a_picture_of_another_size_is_refused(model, pixels):
-    with pytest.raises(InputError, match=r"15 x 12 pixels; this model sees 12 x 12 \(4 x 4 patches of 3"):
+    with pytest.raises(
+        InputError, match=r"15 x 12 pixels; this model sees 12 x 12 \(4 x 4 patches of 3"
+    ):
         model.encode([Prompt(np.zeros((12, 15, 3), np.uint8), "a")])
     assert as_pixels(pixels(0)).shape == (12, 12, 3)
 

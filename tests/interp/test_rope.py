@@ -21,11 +21,19 @@ def qwen_config(d_head: int, sections, theta: float = 10000.0):
             num_attention_heads=2,
             num_key_value_heads=2,
             vocab_size=32,
-            rope_parameters=dict(rope_type="default", rope_theta=theta, mrope_section=list(sections)),
+            rope_parameters=dict(
+                rope_type="default", rope_theta=theta, mrope_section=list(sections)
+            ),
         ),
         vision_config=dict(
-            depth=1, hidden_size=8, intermediate_size=8, num_heads=1, out_hidden_size=2 * d_head,
-            spatial_merge_size=1, patch_size=2, window_size=4,
+            depth=1,
+            hidden_size=8,
+            intermediate_size=8,
+            num_heads=1,
+            out_hidden_size=2 * d_head,
+            spatial_merge_size=1,
+            patch_size=2,
+            window_size=4,
         ),  # fmt: skip
         image_token_id=3,
         vision_start_token_id=4,
@@ -67,7 +75,9 @@ def test_a_quarter_of_the_channels_follows_time_as_in_qwen():
 def test_scores_depend_on_the_distance_alone():
     x = torch.randn(2, 1, 1, 1, 16, generator=torch.Generator().manual_seed(0))
     score = [
-        (rotate(x[0], rotary(at, (2, 3, 3), 1e4)) * rotate(x[1], rotary(at + 7, (2, 3, 3), 1e4))).sum()
+        (
+            rotate(x[0], rotary(at, (2, 3, 3), 1e4)) * rotate(x[1], rotary(at + 7, (2, 3, 3), 1e4))
+        ).sum()
         for at in (torch.zeros(3, 1, 1, dtype=torch.long), torch.full((3, 1, 1), 31))
     ]
     torch.testing.assert_close(score[0], score[1], atol=1e-5, rtol=1e-5)

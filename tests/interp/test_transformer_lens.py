@@ -38,8 +38,8 @@ def pair(small, pixels):
     ]  # fmt: skip
 
 
-def bound(model, batch, kind=Bound):
-    return kind(model.raw, position_ids=batch.positions, **batch.inputs)
+def bound(model, batch):
+    return Bound(model.raw, position_ids=batch.positions, **batch.inputs)
 
 
 def cached(model, batch, **kwargs) -> tuple[torch.Tensor, ActivationCache]:
@@ -67,7 +67,9 @@ def test_a_cached_run_is_an_activation_cache_and_changes_no_bit(small, pair):
     logits, cache = cached(small, pair[0])
     assert isinstance(cache, ActivationCache) and torch.equal(logits, plain)
     assert cache["z", 1].shape == (2, pair[0].tokens.shape[1], N_HEADS, 8)
-    assert set(cache) == {n for n in small.raw.live(lambda n: True) if not n.endswith(("scores", "pattern"))}
+    assert set(cache) == {
+        n for n in small.raw.live(lambda n: True) if not n.endswith(("scores", "pattern"))
+    }
 
 
 def test_scores_and_patterns_are_kept_on_request(small, pair):
@@ -163,7 +165,9 @@ def test_the_stream_decomposes_exactly(small, pair):
 def test_heads_and_neurons_are_stacked_in_order(small, pair):
     for raw, cache in both_stacks(small, pair):
         heads, labels = cache.stack_head_results(return_labels=True)
-        assert labels == [f"L{i}H{h}" for i in range(raw.cfg.n_layers) for h in range(raw.cfg.n_heads)]
+        assert labels == [
+            f"L{i}H{h}" for i in range(raw.cfg.n_layers) for h in range(raw.cfg.n_heads)
+        ]
         expected = cache["z", 1][:, :, 1] @ raw.blocks[1].attn.W_O[1]
         torch.testing.assert_close(heads[labels.index("L1H1")], expected, atol=1e-6, rtol=1e-5)
         neurons = cache.stack_neuron_results(layer=raw.cfg.n_layers)
@@ -200,7 +204,9 @@ def test_attributions_and_the_constant_add_up_to_the_logit_difference(small, pai
     constant = small.raw.logit_constant(right) - small.raw.logit_constant(wrong)
     assert constant.abs().max() > 0.05
     found = direct_logit_attribution(bound(small, pair[0]), pair[0].tokens, right, wrong, unit=unit)
-    torch.testing.assert_close(found.attribution.sum(0) + constant, difference, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        found.attribution.sum(0) + constant, difference, atol=1e-4, rtol=1e-4
+    )
     parts = cache.get_full_resid_decomposition(expand_neurons=True, pos_slice=-1)
     attributions = cache.logit_attrs(parts, right, wrong, pos_slice=-1)
     torch.testing.assert_close(attributions.sum(0) + constant, difference, atol=1e-4, rtol=1e-4)
@@ -208,7 +214,11 @@ def test_attributions_and_the_constant_add_up_to_the_logit_difference(small, pai
 
 def test_attribution_takes_words_and_numbers(small, pair):
     logits, cache = cached(small, pair[0])
-    for token in ("stones", small.tokenizer.id("stones"), torch.tensor(small.tokenizer.id("stones"))):
+    for token in (
+        "stones",
+        small.tokenizer.id("stones"),
+        torch.tensor(small.tokenizer.id("stones")),
+    ):
         found = cache.logit_attrs(cache.decompose_resid(pos_slice=-1), token, pos_slice=-1).sum(0)
         expected = logits[:, -1, small.tokenizer.id("stones")] - small.raw.logit_constant(token)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
@@ -249,9 +259,9 @@ SWEEPS = {
 
 
 def cells(axes, model, n_pos):
-    """Every third cell of a sweep."""
+    """Every fifth cell of a sweep."""
     sizes = {"layer": model.cfg.n_layers, "head": model.cfg.n_heads, "pos": n_pos, "query": n_pos}
-    return islice(product(*(range(sizes[axis]) for axis in axes)), 0, None, 3)
+    return islice(product(*(range(sizes[axis]) for axis in axes)), 0, None, 5)
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -323,27 +333,40 @@ def test_patching_needs_no_gradients_and_leaves_its_cache_alone(small, pair):
     assert all(torch.equal(cache[hook], value) for hook, value in before.items())
 
 
+def tower(model, batch):
+    return BoundVision(model.raw, batch.tokens, position_ids=batch.positions, **batch.inputs)
+
+
 @pytest.mark.parametrize("name", ["resid_pre", "attn_out", "z", "q", "v", "pattern"])
 def test_the_tower_is_swept_too(small, pair, name):
-    clean, corrupted = pair
-    _, cache = cached(small, clean, **EVERYTHING)
+    clean, corrupted = (tower(small, batch) for batch in pair)
+    _, cache = clean.run_with_cache(clean.places, **EVERYTHING)
     axes, sweep = SWEEPS[name]
-    model, n_patches = bound(small, corrupted, BoundVision), GRID**2
-
-    def run(tokens, **kwargs):  # the sweep counts positions from its tokens; ours are patches
-        return bound(small, corrupted, BoundVision).run_with_hooks(corrupted.tokens, **kwargs)
-
-    model.run_with_hooks = run
-    places = torch.zeros(2, n_patches, dtype=torch.long)
-    found = sweep(model, places, small.raw.vision_cache(cache), score)
-    kept = small.run(clean, cache=small.sites).cache
+    found = sweep(corrupted, corrupted.places, cache, score)
+    kept = small.run(pair[0], cache=small.sites).cache
     choice = {"pos": "patches", "head": "heads", "query": "queries"}
-    for cell in cells(axes, model, n_patches):
+    for cell in cells(axes, corrupted, GRID**2):
         where = {choice[a]: i for a, i in zip(axes, cell, strict=True) if a != "layer"}
         site = "vision." + site_of(get_act_name(name, cell[0]))
-        expected = edited(small, corrupted, Patch(site, kept[site], Where(**where)))
+        expected = edited(small, pair[1], Patch(site, kept[site], Where(**where)))
         torch.testing.assert_close(found[cell], expected, atol=1e-5, rtol=1e-5)
     assert found.std() > 1e-5
+
+
+def test_the_bound_tower_is_the_tower(small, pair):
+    bound_tower = tower(small, pair[0])
+    logits, cache = bound_tower.run_with_cache(bound_tower.places)
+    assert torch.equal(bound_tower(bound_tower.places), logits)
+    _, whole = cached(small, pair[0])
+    own = small.raw.vision_cache(whole)
+    assert set(cache) == set(own) and all(torch.equal(cache[n], own[n]) for n in own)
+    assert bound_tower.ln_final is small.raw.vision.ln_final and bound_tower.cfg is small.raw.vcfg
+    _, cache = bound_tower.run_with_cache(bound_tower.places, names_filter="blocks.0.attn.hook_z")
+    assert list(cache) == ["blocks.0.attn.hook_z"]
+    keep = lambda value, hook: value  # noqa: E731
+    for name in ("blocks.0.attn.hook_result", "blocks.7.attn.hook_z"):
+        with pytest.raises(InputError):
+            bound_tower.run_with_hooks(bound_tower.places, fwd_hooks=[(name, keep)])
 
 
 def test_heads_are_detected_from_a_cache_that_holds_patterns(small):
@@ -402,7 +425,11 @@ def test_a_patch_in_place_does_not_reach_the_residual_that_was_passed(small, pai
 def test_layers_that_are_not_there_are_refused(small, pair):
     batch, model = pair[0], bound(small, pair[0])
     x = model(batch.tokens, stop_at_layer=1)
-    for kwargs in ({"stop_at_layer": 3}, {"stop_at_layer": -1}, {"start_at_layer": 5, "residual": x}):
+    for kwargs in (
+        {"stop_at_layer": 3},
+        {"stop_at_layer": -1},
+        {"start_at_layer": 5, "residual": x},
+    ):
         with pytest.raises(InputError, match="2 blocks"):
             model(batch.tokens, **kwargs)
     for kwargs in ({"start_at_layer": 1}, {"residual": x}):
@@ -427,7 +454,9 @@ def test_pixels_and_looked_up_patches_are_the_same_picture(small, pixels):
     batch = small.encode([Prompt(array, "How many") for array in arrays])
     planes = torch.stack([torch.from_numpy(a) for a in arrays]).permute(0, 3, 1, 2)
     by_pixels = small.raw(batch.tokens, planes / 127.5 - 1)
-    torch.testing.assert_close(by_pixels, small.raw(batch.tokens, **batch.inputs), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        by_pixels, small.raw(batch.tokens, **batch.inputs), atol=1e-5, rtol=1e-5
+    )
     embeds = small.raw.encode_image(**batch.inputs)
     assert torch.equal(
         small.raw(batch.tokens, image_embeds=embeds), small.raw(batch.tokens, **batch.inputs)

@@ -1,12 +1,16 @@
 """A small world, and models of random weights in it: seconds, not minutes."""
 
+import json
+from pathlib import Path
+
 import pytest
 
+from circuits.counting import cards
 from circuits.counting.boards import World
 from circuits.counting.examples import make_examples
 from circuits.counting.questions import vocabulary
 from circuits.counting.subject import Subject
-from interp.toy import StackConfig, ToyConfig, ToyVLM
+from interp.toy import StackConfig, ToyConfig, ToyVLM, weights
 
 SMALL = World(size=4, spread=2, vision_max=3, text_max=6, further=(8, 10))
 
@@ -26,3 +30,19 @@ def small_subject() -> Subject:
     """Untrained models as number, truth and control; three examples a count."""
     examples = make_examples(SMALL, per_count=3, seed=5)
     return Subject(small_model(0), small_model(1), small_model(2), SMALL, examples)
+
+
+@pytest.fixture
+def model_folder(tmp_path, small_subject) -> Path:
+    """A folder as `counting train` leaves it, with the untrained models of `small_subject`."""
+    folder = tmp_path / "model"
+    for task, model in (("number", small_subject.number), ("truth", small_subject.truth)):
+        content = weights.to_bytes(model)
+        card = cards.make_card(
+            content, preset="small", task=task, seed=4, command="train", recipe={}, curve=[],
+            scores={}, world=cards.as_json(small_subject.world),
+        )  # fmt: skip
+        (folder / task).mkdir(parents=True)
+        (folder / task / cards.WEIGHTS).write_bytes(content)
+        (folder / task / cards.CARD).write_text(json.dumps(card))
+    return folder

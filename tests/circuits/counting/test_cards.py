@@ -14,18 +14,8 @@ from interp.toy import weights
 
 
 @pytest.fixture
-def folder(tmp_path, small_subject) -> Path:
-    """A folder as `counting train` leaves it, with untrained models."""
-    for task, model in (("number", small_subject.number), ("truth", small_subject.truth)):
-        content = weights.to_bytes(model)
-        card = cards.make_card(
-            content, preset="small", task=task, seed=4, command="train", recipe={}, curve=[],
-            scores={}, world=cards.as_json(small_subject.world),
-        )  # fmt: skip
-        (tmp_path / task).mkdir()
-        (tmp_path / task / cards.WEIGHTS).write_bytes(content)
-        (tmp_path / task / cards.CARD).write_text(json.dumps(card))
-    return tmp_path
+def folder(model_folder) -> Path:
+    return model_folder
 
 
 def test_what_was_saved_loads_bit_for_bit(folder, small_subject):
