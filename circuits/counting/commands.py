@@ -111,12 +111,13 @@ def _shown() -> Iterator[Callable[[str, float], None]]:
 
 
 class _Lines:
-    """One line a thing, with the seconds since the start."""
+    """One line a thing (up to the first comma), with the seconds since the start."""
 
     def __init__(self) -> None:
         self._start, self._last = time.monotonic(), ""
 
     def __call__(self, what: str, share: float) -> None:
+        what = what.split(",")[0]
         if what != self._last:
             self._last = what
             print(

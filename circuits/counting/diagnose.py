@@ -28,10 +28,6 @@ class Config(Setting):
     all_seeds: bool = False
     """All shipped seeds side by side, instead of one."""
 
-    def __post_init__(self) -> None:
-        if self.all_seeds and self.weights_seed is not None:
-            raise InputError("--all-seeds and --weights-seed exclude each other; give one")
-
 
 def run(config: Config, progress: Progress = silent) -> Path:
     """Measure and write the run folder; gives its path. `tables` has what it says in brief.
@@ -42,6 +38,8 @@ def run(config: Config, progress: Progress = silent) -> Path:
     Raises:
         InputError: what `Subject.load` and `RunFolder.open` refuse.
     """
+    if config.all_seeds and config.weights_seed is not None:
+        raise InputError("--all-seeds and --weights-seed exclude each other; give one")
     seeds = shipped_seeds(config.model) if config.all_seeds else [weights_seed(config)]
     if not seeds:
         raise InputError(f"{config.model} ships no seed; train one: circuits counting train")

@@ -38,8 +38,13 @@ LINES = (
 
 ID_LINES = (
     *(
-        Line(f"k = {k} {kind} hidden: right answers, %", f"masking.vision.{kind}.k{k}", percent)
-        for kind in ("black", "white", "empty")
+        Line(f"{k} {what} hidden: right answers, %", f"masking.{kind}.k{k}", percent)
+        for kind, what in (
+            ("vision.black", "black stones"),
+            ("vision.white", "white stones"),
+            ("vision.empty", "empty cells"),
+            ("text.c", "letters c"),
+        )
         for k in (1, 3, 5)
     ),
     Line("needed heads differ: picture, text, %", "heads.differ.cross", percent),
@@ -62,7 +67,8 @@ _TEXT = {
         put there.""",
     "masking": """k patches are hidden as keys in the encoder and in the decoder. Hiding black ones
         should take k off the answer; hiding white or empty ones should change nothing. ID boards
-        that the model answers right.""",
+        that the model answers right. A model that reads a share of its keys is moved by any mask:
+        then the controls fail too, and only the shift tells black from the others.""",
     "comparison": """A second model says whether a string has as many letters c as the board has
         black stones (or as another string). Far pairs are easy; near pairs need the amount. A model
         that always says True gets 50 % of balanced pairs.""",
@@ -141,7 +147,9 @@ def page(
         (
             _stage(stage, seed, verdicts),
             str(own[f"verdict.{stage}"]),
-            f"{own[f'verdict.{stage}.reason']}. Controls: {own[f'verdict.{stage}.controls']}.",
+            _sentence(own[f"verdict.{stage}.reason"])
+            + " Controls: "
+            + _sentence(own[f"verdict.{stage}.controls"]),
         )
         for stage in STAGES
         for seed, own in verdicts.items()
@@ -169,6 +177,10 @@ def _facts(config: Any, seeds: Sequence[int]) -> dict[str, str]:
         "test examples": f"{examples}, seed {config.data_seed}",
         "device": config.device,
     }
+
+
+def _sentence(text: object) -> str:
+    return f"{str(text)[0].upper()}{str(text)[1:]}."
 
 
 def _shown(seed: int, name: str, png: bytes) -> tuple[bytes, str, str]:

@@ -61,8 +61,11 @@ def _individuation(metrics: Metrics) -> Verdict:
     key = "vision_gap.ve"
     if key not in metrics:
         return _missing("individuation", key)
-    verdict = _side(metrics, key, HALF)
+    verdict, exact = _side(metrics, key, HALF), "probe.trained.exact.ve"
     reason = f"a probe on the encoder is off by {_stones(metrics, key)} on boards of unseen counts"
+    reason += f" and exact on {_percent(metrics, exact)} of them"
+    if verdict == "excluded" and metrics[f"{exact}.low"] < KNOWS:
+        verdict, reason = "undecided", f"{reason}, which are too few to tell"
     control = "vision_gap.untrained.ve"
     if control not in metrics:
         return Verdict("individuation", verdict, key, reason, "no control was measured")

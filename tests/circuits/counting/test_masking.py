@@ -162,7 +162,7 @@ def test_a_model_that_always_says_one_number_is_right_only_where_nothing_should_
 
 
 def test_free_answers_that_are_no_number_are_wrong_and_those_held_to_digits_may_be_right():
-    """The counter, made to say "0 a" where it would say "0 2": at three stones, one of them hidden."""
+    """The counter, saying "0 a" for "0 2", which is at three stones with one of them hidden."""
     vlm = counter()
     a, two, weights = vlm.tokenizer.id("a"), vlm.tokenizer.digits[2], vlm.raw.unembed.W_U
     weights[:, a] = weights[:, two]

@@ -14,6 +14,7 @@ def _metrics(**changed: tuple[float, float, float]) -> dict:
     known = {
         "vision_gap.ve": (0.0, 0.0, 0.1),
         "vision_gap.untrained.ve": (0.1, 0.0, 0.2),
+        "probe.trained.exact.ve": (1.0, 0.99, 1.0),
         "comparison.gap.ve": (0.01, -0.02, 0.04),
         "comparison.text.ve.near": (0.9, 0.85, 0.94),
         "language_gap.ve": (5.0, 4.0, 6.0),
@@ -37,6 +38,11 @@ def test_naming_right_excludes_the_mapping():
 
 def test_an_interval_over_the_limit_is_undecided():
     assert _found(vision_gap__ve=(0.5, 0.3, 0.7)) == ("undecided", "excluded", "undecided")
+
+
+def test_a_probe_that_is_exact_on_few_boards_decides_nothing():
+    found = _found(vision_gap__ve=(0.0, 0.0, 0.0), probe__trained__exact__ve=(1.0, 0.51, 1.0))
+    assert found == ("undecided", "excluded", "undecided")
 
 
 def test_a_probe_that_fails_supports_individuation_and_leaves_the_mapping_open():
