@@ -6,6 +6,7 @@ its place with one system call: whoever looks sees the old run or the new one.
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -48,7 +49,7 @@ from circuits.places import (
 from interp.errors import InputError
 from interp.stats import Interval
 
-_IDENTITY = ("command", "config", "version", "commit")  # what must agree to go on with a work
+_IDENTITY = ("command", "config", "version", "code")  # what must agree to go on with a work
 _PACKAGES = ("torch", "transformer-lens", "numpy")
 
 
@@ -195,6 +196,8 @@ class RunFolder:
             InputError: the metrics are not JSON, something else lies in the place by now, or
                 writing failed. The place is as it was, and finished steps stay for the next try.
         """
+        if gone := sorted(set(self._work["seconds"]) - set(self._begun())):
+            raise InputError(f"{self._run} lost the results of {', '.join(gone)}: run it again")
         self._store(self._run / "metrics.json", _dumped(metrics, "metrics", indent=2))
         with one_line("read", self._run):
             files = sorted(contents(self._run) - {"config.json"})
@@ -297,6 +300,7 @@ def _work(command: str, config: dict) -> dict:
         "config": config,
         "version": _version("vlm-circuits"),
         "commit": _commit(),
+        "code": _code(),
         "started": datetime.now(UTC).isoformat(),
         "seconds": {},
     }
@@ -315,6 +319,15 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+@cache
+def _code() -> str:
+    """A checksum of all our source files: results of other code are not gone on with."""
+    root, found = Path(__file__).parents[1], hashlib.sha256()
+    for file in sorted([*root.glob("interp/**/*.py"), *root.glob("circuits/**/*.py")]):
+        found.update(file.relative_to(root).as_posix().encode() + file.read_bytes())
+    return found.hexdigest()
 
 
 @cache

@@ -50,8 +50,8 @@ def run(config: Config, progress: Progress = silent) -> Path:
         if folder.notice:
             progress(folder.notice, 0.0)
         found = {}
-        for seed, setting in settings.items():
-            steps = _steps(setting, subjects[seed], progress, f"seed {seed}: ")
+        for i, (seed, setting) in enumerate(settings.items()):
+            steps = _steps(setting, subjects[seed], _part(progress, i, len(seeds)))
             found[seed] = {
                 name: folder.step(f"seed_{seed}.{name}", compute) for name, compute in steps
             }
@@ -83,19 +83,25 @@ def joined(results: Mapping[str, Result]) -> dict[str, float | int | str]:
 
 
 def _steps(
-    setting: Setting, subject: Subject, progress: Progress, prefix: str
+    setting: Setting, subject: Subject, progress: Progress
 ) -> Iterator[tuple[str, Callable[[], Result]]]:
     for i, name in enumerate(MODULES):
         module = measurement(name)
         config = module.Config(**{f.name: getattr(setting, f.name) for f in fields(setting)})
 
         def told(what: str, share: float, name: str = name, i: int = i) -> None:
-            progress(f"{prefix}{name}: {what}", (i + share) / len(MODULES))
+            said = f"seed {setting.weights_seed}: {name}: {what}"
+            progress(said, (i + share) / len(MODULES))
 
         yield (
             name,
             lambda module=module, config=config, told=told: module.run(config, subject, told),
         )
+
+
+def _part(progress: Progress, i: int, n: int) -> Progress:
+    """The progress of part i of n equal ones, as progress of the whole."""
+    return lambda what, share: progress(what, (i + share) / n)
 
 
 def _figures(

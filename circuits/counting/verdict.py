@@ -1,4 +1,4 @@
-"""At which stage does visual counting break? Rules fixed beforehand, applied to the measurements.
+"""At which stage does visual counting break? The same rules for every model.
 
 The paper's three stages (arXiv:2605.30170, section 1): telling the stones apart (individuation),
 carrying their amount (magnitude), naming it (mapping). As the place of the break, a stage is
@@ -13,7 +13,7 @@ STAGES = ("individuation", "magnitude", "mapping")
 HALF = 0.5
 """Stones: a mean error below this rounds to the right number."""
 MARGIN = 0.05
-"""Share of comparisons by which pictures may fall short of text and still count as no worse."""
+"""Share of comparisons that pictures may lose beyond text and still count as no worse."""
 KNOWS = 0.9
 """Share of right answers from which a control counts as able to do the task at all."""
 ABOVE_CHANCE = 0.6
@@ -83,16 +83,17 @@ def _magnitude(metrics: Metrics) -> Verdict:
     key, text = "comparison.gap.ve", "comparison.text.ve.near"
     if key not in metrics or text not in metrics:
         return _missing("magnitude", key)
-    verdict = _side(metrics, key, MARGIN)
-    reason = (
-        f"comparing amounts 1 to 3 apart, pictures fall short of text by {_points(metrics, key)}"
-        " percentage points"
-    )
+    reason = "comparing amounts 1 to 3 apart, pictures fall short of text by {} points"
+    if f"{key}.beyond_id" in metrics:  # the two need not be equally good on seen counts
+        key = f"{key}.beyond_id"
+        reason = "comparing amounts 1 to 3 apart, pictures lose {} points more than text beyond ID"
+    verdict, reason = _side(metrics, key, MARGIN), reason.format(_points(metrics, key))
     controls = f"text itself is right in {_percent(metrics, text)} of balanced near pairs"
     if metrics[f"{text}.low"] < ABOVE_CHANCE:
         verdict, controls = "undecided", f"{controls}: the control cannot do the task"
     if "comparison.gap.id" in metrics:
-        controls += f"; on seen counts the shortfall is {_points(metrics, 'comparison.gap.id')}"
+        controls += f"; text less pictures is {_points(metrics, 'comparison.gap.id')} points in ID"
+        controls += f", {_points(metrics, 'comparison.gap.ve')} in VE"
     return Verdict("magnitude", verdict, key, reason, controls)
 
 

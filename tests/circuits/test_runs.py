@@ -434,9 +434,9 @@ def test_work_of_other_code_is_not_gone_on_with(tmp_path):
     with begin(tmp_path / "run") as run:
         run.step("a", lambda: FOUND)
     file = tmp_path / "run.partial" / "work.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "commit": "0" * 40}))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "code": "0" * 64}))
     with begin(tmp_path / "run") as run:
-        assert not run.resumed and "another commit" in run.notice
+        assert not run.resumed and "another code" in run.notice
 
 
 @pytest.mark.parametrize("content", ["", '{"metrics": {}', "[]", '{"metrics": {}}', "\xff"])

@@ -21,7 +21,7 @@ from interp.model import generate
 from interp.toy import StackConfig, ToyConfig, ToyVLM
 
 WORLD = World(size=5, spread=3, vision_max=2, text_max=4, further=(5, 6))
-CONFIG = Config(distances=(1, 2, 4), items_per_count=3)
+CONFIG = Config(distances=(1, 3, 4), items_per_count=3)
 STACK = StackConfig(d_model=16, d_head=8, d_mlp=32)
 
 
@@ -101,6 +101,13 @@ def test_near_zero_the_other_number_is_larger():
     np.testing.assert_array_equal(number_of_c(strings), examples.counts + 5)
 
 
+def test_near_the_full_string_the_other_number_is_smaller():
+    world = World(further=(58, 62))
+    examples = make_examples(world, per_count=10, seed=0, counts=range(59, 63))
+    strings = draw_pairs(examples, world, (5,), seed=0).strings[2]
+    np.testing.assert_array_equal(number_of_c(strings), examples.counts - 5)
+
+
 def test_the_equal_and_the_unequal_string_are_the_examples_own():
     examples = make_examples(WORLD, per_count=2, seed=4)
     pairs = draw_pairs(examples, WORLD, (1,), seed=0)
@@ -145,7 +152,7 @@ def expected_shares(said, counts, strings):
         [word == str(number == count) for word, number, count in zip(*row, strict=True)]
         for row in zip(said, map(number_of_c, strings), [counts] * len(said), strict=True)
     ]
-    equal, unequal, d1, d2, d4 = (sum(row) / len(row) for row in right)
+    equal, unequal, d1, d3, d4 = (sum(row) / len(row) for row in right)
     true = [np.mean(row == "True") for row in said]
     return {
         "": (equal + unequal) / 2,
@@ -153,12 +160,12 @@ def expected_shares(said, counts, strings):
         ".unequal": unequal,
         ".distance_0": equal,
         ".distance_1": d1,
-        ".distance_2": d2,
+        ".distance_3": d3,
         ".distance_4": d4,
         ".balanced_1": (equal + d1) / 2,
-        ".balanced_2": (equal + d2) / 2,
+        ".balanced_3": (equal + d3) / 2,
         ".balanced_4": (equal + d4) / 2,
-        ".near": equal / 2 + (d1 + d2) / 4,
+        ".near": equal / 2 + (d1 + d3) / 4,
         ".says_true": true[0] / 2 + np.mean(true[2:]) / 2,
     }
 
@@ -287,7 +294,7 @@ def test_the_figure_has_a_panel_for_each_regime_and_one_for_the_counts(result):
     fig = comparison.figure(after_json(result))
     assert [ax.get_title() for ax in fig.axes] == ["ID", "VE", "FE", ""]
     ticks = [tick.get_text() for tick in fig.axes[0].get_xticklabels()]
-    assert ticks == ["equal", "1", "2", "4"]
+    assert ticks == ["equal", "1", "3", "4"]
     line = fig.axes[3].lines[0]
     np.testing.assert_array_equal(line.get_xdata(), range(7))
     plt.close(fig)

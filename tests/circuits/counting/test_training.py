@@ -213,8 +213,7 @@ def test_the_command_survives_sigkill(tmp_path):
     first.wait()
     assert list(partial.rglob("number.safetensors"))
     assert not (tmp_path / "run").exists()
-    second = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
-    said = second.stdout.readline()
-    os.kill(second.pid, signal.SIGKILL)
-    second.wait()
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as second:
+        said = second.stdout.readline()
+        second.kill()
     assert float(said.split("%")[0].split()[-1]) > 0

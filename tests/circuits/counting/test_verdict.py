@@ -53,6 +53,15 @@ def test_pictures_compared_worse_than_text_support_magnitude_and_leave_the_mappi
     assert _found(comparison__gap__ve=(0.3, 0.2, 0.4)) == ("excluded", "supported", "undecided")
 
 
+def test_what_pictures_lose_beyond_seen_counts_decides_where_seen_counts_were_measured():
+    lost = {"comparison__gap__ve": (0.02, -0.1, 0.1), "comparison__gap__id": (-0.2, -0.3, -0.1)}
+    found = _metrics(**lost, comparison__gap__ve__beyond_id=(0.22, 0.1, 0.3))
+    verdict = judge(found)[1]
+    assert verdict.verdict == "supported"
+    assert verdict.decided_by == "comparison.gap.ve.beyond_id"
+    assert "-20.0 [-30.0, -10.0] points in ID" in verdict.controls
+
+
 def test_a_text_control_at_chance_decides_nothing_on_magnitude():
     assert _found(comparison__text__ve__near=(0.55, 0.5, 0.6))[1] == "undecided"
 
