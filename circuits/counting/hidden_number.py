@@ -1,8 +1,9 @@
 """Does the vision encoder hold the count, and does the answer use it? (arXiv:2605.30170, section 4)
 
 A linear probe says of every patch whether it is black, white or empty. N_H, the hidden number, is
-how many it calls black; N_G is the true count, N_P the answer. Vision gap: |N_H - N_G|. Language
-gap: |N_H - N_P|. The same probe on an untrained encoder and on raw pixels says what training adds.
+how many it calls black; N_G is the true count, N_P the answer. Vision gap: `|N_H - N_G|`. Language
+gap: `|N_H - N_P|`. The same probe on an untrained encoder and on raw pixels says what training
+adds.
 A control task (random labels by kind of patch) says nothing here: there are three kinds of patch,
 so what reads their colours reads any labels of them.
 """
@@ -52,9 +53,9 @@ def run(config: Config, subject: Subject | None = None, progress: Progress = sil
 
     `probe.{encoder}.exact.{regime}`: share of boards with N_H = N_G (Wilson).
     `probe.{encoder}.patch.{regime}`: share of patches called right (bootstrap by count; Wilson with
-    one trial a board where all or none are). `vision_gap.{regime}`: mean |N_H - N_G| in stones, and
-    the same under `vision_gap.untrained` and `vision_gap.pixels`. `language_gap.{regime}`: mean
-    |N_H - N_P| of answers held to digits; `language_gap.text.{regime}`: |N_G - N_P| of answers
+    one trial a board where all or none are). `vision_gap.{regime}`: mean `|N_H - N_G|` in stones,
+    and the same under `vision_gap.untrained` and `vision_gap.pixels`. `language_gap.{regime}`: mean
+    `|N_H - N_P|` of answers held to digits; `language_gap.text.{regime}`: `|N_G - N_P|` of answers
     about text. Gaps have bootstrap intervals by count.
     """
     subject = subject or Subject.load(config)
