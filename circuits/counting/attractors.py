@@ -7,7 +7,6 @@ from jaxtyping import Int
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from circuits.counting.behaviour import _edges
 from circuits.counting.questions import MODALITIES
 from circuits.counting.subject import Progress, Setting, Subject, silent
 from circuits.report import Table
@@ -32,7 +31,7 @@ def run(config: Config, subject: Subject | None = None, progress: Progress = sil
     `attractor.{modality}.{regime}.free_{n}`: the same among free answers (which may be no number).
     """
     subject = subject or Subject.load(config)
-    counts, metrics, data = subject.examples.counts, {}, {"regimes": _edges(subject)}
+    counts, metrics, data = subject.examples.counts, {}, {"regimes": subject.edges}
     for modality in MODALITIES:
         digits = subject.answers(modality, digits=True, progress=progress)
         free = subject.answers(modality, progress=progress)

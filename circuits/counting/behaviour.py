@@ -28,7 +28,7 @@ def run(config: Config, subject: Subject | None = None, progress: Progress = sil
     anything else than two digits. All with Wilson intervals.
     """
     subject = subject or Subject.load(config)
-    counts, metrics, data = subject.examples.counts, {}, {"regimes": _edges(subject)}
+    counts, metrics, data = subject.examples.counts, {}, {"regimes": subject.edges}
     for modality in MODALITIES:
         free = subject.answers(modality, progress=progress)
         digits = subject.answers(modality, digits=True, progress=progress)
@@ -51,12 +51,6 @@ def by_count(
         {"count": int(count), **proportion(right[counts == count])._asdict()}
         for count in np.unique(counts)
     ]
-
-
-def _edges(subject: Subject) -> dict[str, list[int]]:
-    """First and last count of each regime that has examples."""
-    world = subject.world.regimes
-    return {name: [world[name][0], world[name][-1]] for name in subject.regimes}
 
 
 def figure(result: Result) -> Figure:

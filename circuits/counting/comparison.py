@@ -21,7 +21,14 @@ from circuits.counting.boards import World, draw_strings, generator
 from circuits.counting.display import MODALITY_STYLE, mark_regimes, percent
 from circuits.counting.examples import Examples
 from circuits.counting.questions import MODALITIES, Asker, number_of_c
-from circuits.counting.subject import Progress, Setting, Subject, chunks, silent
+from circuits.counting.subject import (
+    Progress,
+    Setting,
+    Subject,
+    chunks,
+    first_of_each_count,
+    silent,
+)
 from circuits.counting.training import Lesson, answer_logits
 from circuits.report import Table
 from circuits.runs import Result, interval_metrics
@@ -103,16 +110,6 @@ def run(config: Config, subject: Subject | None = None, progress: Progress = sil
     for name, interval in (_shares(asked) | _gaps(asked)).items():
         metrics |= interval_metrics(f"comparison.{name}", interval)
     return Result(metrics, _data(subject.world, asked, metrics))
-
-
-def first_of_each_count(
-    counts: Int[np.ndarray, " example"], n: int
-) -> Bool[np.ndarray, " example"]:
-    """True at the first `n` examples of every count."""
-    chosen = np.zeros(len(counts), dtype=bool)
-    for count in np.unique(counts):
-        chosen[np.flatnonzero(counts == count)[:n]] = True
-    return chosen
 
 
 def draw_pairs(examples: Examples, world: World, distances: Sequence[int], seed: int) -> Pairs:

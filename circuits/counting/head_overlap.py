@@ -19,10 +19,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from circuits.counting.boards import generator
-from circuits.counting.comparison import first_of_each_count
 from circuits.counting.display import MODALITY_STYLE, percent
 from circuits.counting.questions import MODALITIES, Asker
-from circuits.counting.subject import Progress, Setting, Subject, chunks, silent
+from circuits.counting.subject import (
+    Progress,
+    Setting,
+    Subject,
+    chunks,
+    first_of_each_count,
+    silent,
+)
 from circuits.report import Table
 from circuits.runs import Result, interval_metrics
 from interp.errors import InputError

@@ -67,10 +67,8 @@ def run(config: Config, subject: Subject | None = None, progress: Progress = sil
         for key, gap in gaps.items():
             mean = bootstrap_mean(gap[own], groups=subject.examples.counts[own])
             metrics |= interval_metrics(f"{key}.{regime}", mean)
-    world = subject.world.regimes
-    regimes = {name: [world[name][0], world[name][-1]] for name in subject.regimes}
     curves = {key: _by_count(subject.examples.counts, gap) for key, gap in gaps.items()}
-    return Result(metrics, {"regimes": regimes, **curves})
+    return Result(metrics, {"regimes": subject.edges, **curves})
 
 
 def _gaps(

@@ -79,6 +79,12 @@ class Subject:
         """The examples of each regime that has any."""
         return self.examples.regimes(self.world)
 
+    @property
+    def edges(self) -> dict[str, list[int]]:
+        """First and last count of each regime that has examples."""
+        world = self.world.regimes
+        return {name: [world[name][0], world[name][-1]] for name in self.regimes}
+
     def items(self, modality: str) -> np.ndarray:
         """Boards or strings of the test examples."""
         return self.examples.boards if modality == "vision" else self.examples.strings
@@ -126,6 +132,16 @@ def chunks(n: int, size: int = CHUNK) -> Iterator[slice]:
     """Slices that cover n examples in order."""
     for start in range(0, n, size):
         yield slice(start, min(n, start + size))
+
+
+def first_of_each_count(
+    counts: Int[np.ndarray, " example"], n: int
+) -> Bool[np.ndarray, " example"]:
+    """True at the first `n` examples of every count."""
+    chosen = np.zeros(len(counts), dtype=bool)
+    for count in np.unique(counts):
+        chosen[np.flatnonzero(counts == count)[:n]] = True
+    return chosen
 
 
 @torch.no_grad()
