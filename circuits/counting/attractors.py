@@ -11,6 +11,7 @@ from circuits.counting.questions import MODALITIES
 from circuits.counting.subject import Progress, Setting, Subject, silent
 from circuits.report import Table
 from circuits.runs import Result, interval_metrics
+from interp.errors import InputError
 from interp.stats import Interval, bootstrap_mean, proportion
 
 
@@ -30,6 +31,8 @@ def run(config: Config, subject: Subject | None = None, progress: Progress = sil
     `bias.{modality}.{regime}`: mean answer less the true count, in stones (bootstrap by count);
     `attractor.{modality}.{regime}.free_{n}`: the same among free answers (which may be no number).
     """
+    if config.top < 1:
+        raise InputError(f"top is {config.top}; ask for at least 1 attractor")
     subject = subject or Subject.load(config)
     counts, metrics, data = subject.examples.counts, {}, {"regimes": subject.edges}
     for modality in MODALITIES:

@@ -49,7 +49,7 @@ class World:
 
     def __post_init__(self):
         cells = _cells(self.size)
-        _check_total(1, cells, f"board of {self.size}x{self.size}")
+        check_total(1, cells, f"board of {self.size}x{self.size}")
         _check_spread(self.spread, cells)
         first, last = self.further
         if not 0 <= self.vision_max < self.text_max < first <= last <= cells:
@@ -98,7 +98,7 @@ def draw_boards(
     """
     cells, what = _cells(size), f"board of {size}x{size}"
     counts = _checked_counts(counts, cells, what)
-    _check_total(len(counts), cells, what)
+    check_total(len(counts), cells, what)
     _check_spread(spread, cells)
     rng = generator(seed, stream=1)  # not at the places of the strings of this seed
 
@@ -128,7 +128,7 @@ def draw_strings(
     if length < 1:
         raise InputError(f"{what}: the length must be at least 1")
     counts = _checked_counts(counts, length, what)
-    _check_total(len(counts), length, what)
+    check_total(len(counts), length, what)
     rng = generator(seed, stream=2)
 
     def propose(number: Int[np.ndarray, "draw"]) -> Int8[np.ndarray, "draw pos"]:
@@ -284,7 +284,8 @@ def _cells(size: int) -> int:
     return size * size
 
 
-def _check_total(examples: int, cells: int, what: str) -> None:
+def check_total(examples: int, cells: int, what: str) -> None:
+    """Refuse, with an InputError, more cells than one call may ask for."""
     if examples * cells > MAX_CELLS:
         raise InputError(
             f"{examples:,} times a {what} is {examples * cells:,} cells: at most {MAX_CELLS:,} at "

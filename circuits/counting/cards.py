@@ -55,6 +55,10 @@ def load(folder: Path, *, device: str = "cpu") -> tuple[ToyVLM, dict]:
         InputError: a file that is missing, broken or cut short, or a card of other weights.
     """
     card = read_card(folder)
+    if card["task"] != folder.name:
+        raise InputError(
+            f"{folder / CARD} is that of a {card['task']} model; get the {folder.name} model again"
+        )
     path = folder / WEIGHTS
     if not path.is_file():
         raise InputError(f"{path} is missing; the card beside it stands alone, get both again")

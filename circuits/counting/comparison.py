@@ -98,6 +98,11 @@ def run(config: Config, subject: Subject | None = None, progress: Progress = sil
     """
     _check(config)
     subject = Subject.load(config) if subject is None else subject
+    if max(config.distances, default=0) >= subject.world.size**2:
+        raise InputError(
+            f"distances {config.distances}: numbers on a board of {subject.world.size**2} cells"
+            f" are at most {subject.world.size**2 - 1} apart"
+        )
     asked: list[_Asked] = []
     for regime, mask in subject.regimes.items():
         chosen = subject.examples.select(mask)

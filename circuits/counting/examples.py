@@ -28,6 +28,7 @@ from circuits.counting.boards import (
     C,
     World,
     cell_size,
+    check_total,
     draw_boards,
     draw_strings,
     generator,
@@ -128,6 +129,7 @@ def make_examples(
         raise InputError(
             f"{per_count} examples for each of {len(counts)} counts: ask for at least 1 of 1"
         )
+    check_total(per_count * len(counts), world.size**2, f"board of {world.size}x{world.size}")
     entropy = (seed,) if isinstance(seed, int) else tuple(seed)
     cells, numbers = world.size**2, np.repeat(np.array(counts, dtype=np.int64), per_count)
     boards = draw_boards(numbers, size=world.size, spread=world.spread, seed=entropy, split=split)

@@ -20,7 +20,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from circuits.counting.boards import BLACK, EMPTY, WHITE, cell_patches, draw_boards, generator
+from circuits.counting.boards import (
+    BLACK,
+    EMPTY,
+    WHITE,
+    cell_patches,
+    check_total,
+    draw_boards,
+    generator,
+)
 from circuits.counting.display import MODALITY_STYLE, mark_regimes, percent, stones
 from circuits.counting.examples import Examples
 from circuits.counting.subject import Progress, Setting, Subject, encoder_output, silent
@@ -128,6 +136,7 @@ def probe_boards(subject: Subject, config: Config) -> Int8[np.ndarray, "board ro
     if config.probe_boards < 1:
         raise InputError(f"probe_boards is {config.probe_boards}: ask for 100 or more")
     world = subject.world
+    check_total(config.probe_boards, world.size**2, f"board of {world.size}x{world.size}")
     counts = np.resize(np.array(world.regimes["id"]), config.probe_boards)
     boards = draw_boards(
         counts, size=world.size, spread=world.spread, seed=config.probe_seed, split="train"

@@ -28,6 +28,7 @@ from circuits.counting.cards import CARD, WEIGHTS, as_json, make_card
 from circuits.counting.presets import TASKS, Preset, Recipe, Stage, preset
 from circuits.counting.questions import MODALITIES, Asker
 from circuits.runs import RunFolder
+from interp.errors import InputError
 from interp.model import Batch
 from interp.toy import ToyVLM
 from interp.toy.weights import to_bytes
@@ -237,6 +238,8 @@ def run(config: Config, progress: Callable[[str, float], None] = lambda what, sh
         InputError: no such preset, or a folder that cannot be used.
     """
     chosen = preset(config.model)
+    if config.seed < 0:
+        raise InputError(f"seed is {config.seed}; give a whole number of at least 0")
     facts = {"model": config.model, "seed": config.seed, **as_json(chosen)}
     with RunFolder.open(config.out, command="counting train", config=facts) as folder, one_thread():
         cards = {}

@@ -87,6 +87,13 @@ def test_a_card_of_another_world_is_refused(folder):
         cards.load(folder / "number")
 
 
+def test_a_card_and_weights_of_the_other_task_are_refused(folder):
+    for name in (cards.CARD, cards.WEIGHTS):
+        (folder / "number" / name).write_bytes((folder / "truth" / name).read_bytes())
+    with pytest.raises(InputError, match="is that of a truth model; get the number model"):
+        cards.load(folder / "number")
+
+
 @pytest.mark.parametrize("harm", [_cut, _empty, lambda p: p.write_bytes(b"PK\x03\x04 no weights")])
 def test_a_weights_file_alone_that_is_broken_says_so(folder, harm):
     path = folder / "number" / cards.WEIGHTS

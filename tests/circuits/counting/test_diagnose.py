@@ -155,7 +155,13 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(model_folder, tmp_path,
         "device 'warp'": ("diagnose", *model, "--device", "warp"),
         "per_count is 0": ("diagnose", *model, "--per-count", "0"),
         "exclude each other": ("diagnose", *model, "--all-seeds", "--weights-seed", "4"),
+        "50,000,000,000": ("diagnose", *model, "--per-count", "5000000000"),
         "no preset 'huge'": ("train", "--model", "huge"),
+        "seed is -1": ("train", "--seed", "-1"),
+        "top is -1": ("attractors", *model, "--top", "-1"),
+        "at most 15 apart": ("comparison", *model, "--distances", "500"),
+        "most is 0": ("masking", *model, "--most", "0"),
+        "it needs two, one and one": ("hidden-number", *model, "--probe-boards", "1"),
     }
     for match, arguments in asked.items():
         assert match in _refused(capsys, *arguments, "--out", out)
