@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, field, fields, make_dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -69,7 +69,8 @@ def _train(name: str, arguments: Sequence[str]) -> None:
 
 def _measure(name: str, arguments: Sequence[str]) -> None:
     module = measurement(name)
-    out = (("out", Path | None, field(default=None, metadata={})),)
+    told = tyro.conf.arg(help="The run folder to write; without it the table is only printed.")
+    out = [("out", Annotated[Path | None, told], field(default=None))]
     asked = _parsed(
         make_dataclass("Config", out, bases=(module.Config,), frozen=True), name, arguments
     )

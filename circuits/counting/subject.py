@@ -44,6 +44,7 @@ class Setting:
     per_count: int = 40
     """Fresh test examples of every count."""
     device: str = "cpu"
+    """Where the models run: cpu, cuda, cuda:1, ..."""
 
 
 class Subject:
