@@ -59,6 +59,11 @@ class ToyConfig:
                 f" it must hold {' '.join(SPECIAL)} and every word once"
             )
 
+    @property
+    def n_ctx(self) -> int:
+        """The most tokens of a prompt: 4096, or four pictures. Attention keeps their square."""
+        return max(4096, 4 * self.grid**2)
+
     @classmethod
     def from_dict(cls, values: dict) -> "ToyConfig":
         """From plain JSON, as a weights file keeps it."""
@@ -99,7 +104,7 @@ def lens_config(config: ToyConfig, *, tower: bool = False) -> TransformerBridgeC
         )
     return TransformerBridgeConfig(
         **shared,
-        n_ctx=2048,
+        n_ctx=config.n_ctx,
         d_vocab=len(config.words),
         attention_dir="causal",
         is_multimodal=True,

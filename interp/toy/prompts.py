@@ -69,6 +69,10 @@ def _row(config: ToyConfig, tokenizer: WordTokenizer, prompt: Prompt) -> Row:
         if segment.name is not None:
             spans[segment.name] = span
     ids = [token for piece in pieces for token in piece]
+    if not 1 < len(ids) <= config.n_ctx:
+        raise InputError(
+            f"a prompt of {len(ids)} tokens, of which one is <bos>; give 2 to {config.n_ctx}"
+        )
     return Row(ids, segment_positions([len(p) for p in pieces], grids), spans, pictures)
 
 

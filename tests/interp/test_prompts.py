@@ -235,3 +235,10 @@ def test_numbers_of_new_tokens_do_not_change_the_prompt(model, prompts):
     longer = batch.extend(generate(model, batch, max_new_tokens=3))
     assert longer.layout.n_prompt == 24 and longer.layout.n_new == 3 and batch.layout.n_new == 0
     assert torch.equal(longer.select("last")[:, :24], batch.select("last"))
+
+
+@pytest.mark.parametrize("text", ["", "   ", "a " * 4096])
+def test_an_empty_prompt_and_one_beyond_the_context_are_refused(model, text):
+    with pytest.raises(InputError, match=r"a prompt of (1|4097) tokens.*give 2 to 4096"):
+        model.encode([Prompt(text)])
+    assert model.encode([Prompt("a " * 4095)]).tokens.shape == (1, 4096)
