@@ -207,3 +207,22 @@ def sync(folder: Path) -> None:
     with suppress(OSError):
         os.fsync(descriptor)
     os.close(descriptor)
+
+
+def put_file(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, with the folders above it.
+
+    Raises:
+        InputError: it cannot be written; what was there is as it was.
+    """
+    with one_line("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f".{path.name}.{os.getpid()}.new")
+        try:
+            with new.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)

@@ -95,6 +95,14 @@ def read_run(path: str | Path) -> SavedRun:
     return SavedRun(config, metrics, results)
 
 
+def is_done(path: str | Path, *, command: str, config: dict) -> bool:
+    """Whether a complete run of this command, configuration and code lies there."""
+    with suppress(InputError):
+        kept, own = read_run(path).config, _work(command, config)
+        return all(kept.get(key) == own[key] for key in _IDENTITY)
+    return False
+
+
 class RunFolder:
     """A run in the making: `with RunFolder.open(...) as run:`, then `finish`.
 

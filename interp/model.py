@@ -252,7 +252,7 @@ class HookedVLM(Protocol):
 @torch.no_grad()
 def generate(
     model: HookedVLM,
-    batch: Batch,
+    batch: "Batch | State",
     *,
     max_new_tokens: int,
     edits: Sequence[Edit | Mask] = (),
@@ -265,6 +265,8 @@ def generate(
     their `Where` says.
 
     Args:
+        batch: prompts, or prompts that have been read (what `model.prefill` gave under the same
+            edits), so that several ways to answer read them once.
         allowed: only these tokens may be chosen (constrained decoding).
         stop: the token that ends an answer; what follows it in its row is `stop` again, and once
             every row has ended the loop does. None always takes `max_new_tokens`.
@@ -274,12 +276,20 @@ def generate(
     """
     if max_new_tokens < 1:
         raise InputError(f"max_new_tokens is {max_new_tokens}; ask for at least one")
-    batch = batch.reserve(max_new_tokens - 1)
+    read = isinstance(batch, State)
+    state = batch if read else None
+    batch = batch.batch if read else batch.reserve(max_new_tokens - 1)
+    if read and edits and batch.layout.room < max_new_tokens - 1:
+        raise InputError(
+            f"the prompts were read with room for {batch.layout.room} new tokens, and edits may"
+            f" reach into {max_new_tokens - 1}: prefill batch.reserve({max_new_tokens - 1})"
+        )
     _check_reach(batch.layout.extend(max_new_tokens - 1), edits, model.sites)
     ids = None if allowed is None else _tokens("allowed", allowed, model.cfg.d_vocab)
     if stop is not None:
         _tokens("stop", stop, model.cfg.d_vocab)
-    state = model.prefill(batch, edits=edits)
+    if state is None:
+        state = model.prefill(batch, edits=edits)
     new: list[Tensor] = []
     ended = torch.zeros(len(batch), dtype=torch.bool)
     for i in range(max_new_tokens):

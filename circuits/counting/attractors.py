@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
+from circuits.counting.boards import World
+from circuits.counting.display import percent
 from circuits.counting.questions import MODALITIES
 from circuits.counting.subject import Progress, Setting, Subject, silent
 from circuits.report import Table
@@ -30,6 +32,11 @@ def run(config: Config, subject: Subject | None = None, progress: Progress = sil
     frequent; Wilson). `tens.{modality}.{regime}`, `units....`: share with the right digit.
     `bias.{modality}.{regime}`: mean answer less the true count, in stones (bootstrap by count);
     `attractor.{modality}.{regime}.free_{n}`: the same among free answers (which may be no number).
+    `spread.{modality}.{regime}`: mean distance of answers from the median answer of their count,
+    in stones (bootstrap by count). `topology.{modality}.{regime}.{where}`: share of answers that
+    are the largest count seen as pictures (`edge`), lie in the last decade known from text
+    (`last_decade`), are below 10 (`small`), any of these (`attractors`), or have a tens digit
+    seen with pictures (`seen_decades`). What the text is answered with is the control.
     """
     if config.top < 1:
         raise InputError(f"top is {config.top}; ask for at least 1 attractor")
@@ -45,6 +52,8 @@ def run(config: Config, subject: Subject | None = None, progress: Progress = sil
                     share = proportion(answers == number)
                     metrics |= interval_metrics(f"attractor.{place}.{kind}_{number}", share)
             metrics |= _digit_metrics(place, digits[own], counts[own])
+            for where, share in topology(digits[own], subject.world).items():
+                metrics |= interval_metrics(f"topology.{place}.{where}", share)
         data[modality] = _confusion(counts, digits)
     return Result(metrics, data)
 
@@ -55,6 +64,27 @@ def most_named(answers: Int[np.ndarray, " example"], top: int) -> list[int]:
     return [int(n) for n in numbers[np.lexsort((numbers, -times))][:top]]
 
 
+def topology(answers: Int[np.ndarray, " example"], world: World) -> dict[str, Interval]:
+    """Shares of answers in the places that the paper calls attractors (section 4)."""
+    tens = answers // 10
+    places = {
+        "edge": answers == world.vision_max,
+        "last_decade": tens == world.text_max // 10,
+        "small": tens == 0,
+    }
+    places["attractors"] = np.any(list(places.values()), axis=0)
+    places["seen_decades"] = tens <= world.vision_max // 10
+    return {name: proportion(there) for name, there in places.items()}
+
+
+def off_median(
+    answers: Int[np.ndarray, " example"], counts: Int[np.ndarray, " example"]
+) -> Float[np.ndarray, " example"]:
+    """Distance of each answer from the median answer of its count, in stones."""
+    medians = {count: np.median(answers[counts == count]) for count in np.unique(counts)}
+    return np.abs(answers - np.array([medians[count] for count in counts]))
+
+
 def _digit_metrics(
     place: str, answers: Int[np.ndarray, " example"], counts: Int[np.ndarray, " example"]
 ) -> dict[str, float | int]:
@@ -62,6 +92,7 @@ def _digit_metrics(
         f"tens.{place}": proportion(answers // 10 == counts // 10),
         f"units.{place}": proportion(answers % 10 == counts % 10),
         f"bias.{place}": bootstrap_mean(answers - counts, groups=counts),
+        f"spread.{place}": bootstrap_mean(off_median(answers, counts), groups=counts),
     }
     found: dict[str, float | int] = {}
     for key, interval in shares.items():
@@ -107,18 +138,23 @@ def table(result: Result) -> Table:
     for modality in MODALITIES:
         for regime in result.data["regimes"]:
             place = f"{modality}.{regime}"
+            metrics = result.metrics
             rows.append(
                 [
                     modality,
                     regime.upper(),
-                    _named(result.metrics, place),
-                    f"{result.metrics[f'bias.{place}']:+.2f}",
-                    f"{100 * result.metrics[f'tens.{place}']:.1f}",
-                    f"{100 * result.metrics[f'units.{place}']:.1f}",
+                    _named(metrics, place),
+                    f"{metrics[f'bias.{place}']:+.2f}",
+                    f"{metrics[f'spread.{place}']:.2f}",
+                    f"{100 * metrics[f'tens.{place}']:.1f}",
+                    f"{100 * metrics[f'units.{place}']:.1f}",
+                    percent(metrics, f"topology.{place}.edge"),
+                    percent(metrics, f"topology.{place}.seen_decades"),
                 ]
             )
-    columns = ["modality", "regime", "most frequent answers (%)", "bias (stones)", "tens right (%)"]
-    return Table("Answers held to two digits", [*columns, "units right (%)"], rows)
+    columns = ["modality", "regime", "most frequent answers (%)", "bias (stones)"]
+    columns += ["spread (stones)", "tens right (%)", "units right (%)", "at the edge (%)"]
+    return Table("Answers held to two digits", [*columns, "in seen decades (%)"], rows)
 
 
 def _named(metrics: dict, place: str) -> str:

@@ -28,6 +28,8 @@ COMMANDS = {
     "masking": "hide stones, and see whether the answer falls by as many",
     "comparison": "as many stones as letters? by distance",
     "heads": "which heads an answer needs, pictures against text, with baselines",
+    "answer-ridge": "the count as one number at the answer, read by a ridge fitted on ID",
+    "paper": "the published figures beside ours, claim by claim, for several models",
     "train": "train both models of one seed",
 }
 
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if name not in COMMANDS:
         raise InputError(f"no command {name!r}; there are {', '.join(COMMANDS)}")
-    run = {"diagnose": _diagnose, "train": _train}.get(name, _measure)
+    run = {"diagnose": _diagnose, "paper": _paper, "train": _train}.get(name, _measure)
     run(name, rest)
     return 0
 
@@ -56,6 +58,17 @@ def _diagnose(name: str, arguments: Sequence[str]) -> None:
     for table in diagnose.tables(path):
         print_table(_CONSOLE, table)
     _CONSOLE.print(f"run folder: {path}\nreport:     {path / 'report.html'}", soft_wrap=True)
+
+
+def _paper(name: str, arguments: Sequence[str]) -> None:
+    from circuits.counting import claims, paper
+
+    config = _parsed(paper.Config, name, arguments)
+    with _shown() as progress:
+        found = paper.run(config, progress)
+    for table in (claims.ours(found), claims.beyond(found), claims.overview(found)):
+        print_table(_CONSOLE, table)
+    _CONSOLE.print(f"the same as a page: {config.out / 'findings.md'}", soft_wrap=True)
 
 
 def _train(name: str, arguments: Sequence[str]) -> None:

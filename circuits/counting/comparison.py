@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from circuits.counting.boards import World, draw_strings, generator
 from circuits.counting.display import MODALITY_STYLE, mark_regimes, percent
 from circuits.counting.examples import Examples
+from circuits.counting.lessons import Lesson
 from circuits.counting.questions import MODALITIES, Asker, number_of_c
 from circuits.counting.subject import (
     Progress,
@@ -29,7 +30,7 @@ from circuits.counting.subject import (
     first_of_each_count,
     silent,
 )
-from circuits.counting.training import Lesson, answer_logits
+from circuits.counting.training import answer_logits
 from circuits.report import Table
 from circuits.runs import Result, interval_metrics
 from interp.errors import InputError
@@ -142,9 +143,7 @@ def says(model: ToyVLM, modality: str, pairs: Pairs) -> Int8[np.ndarray, "string
     items = examples.boards if modality == "vision" else examples.strings
     n_strings, n = pairs.strings.shape[:2]
     items, strings = np.concatenate([items] * n_strings), np.concatenate(pairs.strings)
-    found = [
-        _said(model, asker, modality, items[part], strings[part]) for part in chunks(len(items))
-    ]
+    found = [_said(model, asker, modality, items[part], strings[part]) for part in chunks(items)]
     return np.concatenate(found).reshape(n_strings, n)
 
 

@@ -15,8 +15,10 @@ from circuits.counting.presets import TASKS
 from circuits.counting.subject import Progress, Setting, Subject, silent, weights_seed
 from circuits.counting.verdict import verdict_metrics
 from circuits.report import Table
-from circuits.runs import Result, RunFolder, read_run
+from circuits.runs import Result, RunFolder, is_done, read_run
 from interp.errors import InputError
+
+COMMAND = "counting diagnose"
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,10 @@ class Config(Setting):
     """All shipped seeds side by side, instead of one."""
 
 
-def run(config: Config, progress: Progress = silent) -> Path:
+def run(config: Config, progress: Progress = silent, *, keep: bool = False) -> Path:
     """Measure and write the run folder; gives its path. `tables` has what it says in brief.
+
+    With `keep`, a complete run of the same configuration, weights and code is left as it is.
 
     Metrics are flat: `accuracy.vision.ve`, with `.low`, `.high` and `.n`; with `all_seeds` each
     begins with its seed, as in `seed_0.accuracy.vision.ve`.
@@ -46,7 +50,9 @@ def run(config: Config, progress: Progress = silent) -> Path:
     settings = {seed: _setting(config, seed) for seed in seeds}
     subjects = {seed: Subject.load(setting) for seed, setting in settings.items()}
     facts = {**_plain(config), "seeds": seeds, **_inputs(config, seeds)}
-    with RunFolder.open(config.out, command="counting diagnose", config=facts) as folder:
+    if keep and is_done(config.out, command=COMMAND, config=facts):
+        return config.out
+    with RunFolder.open(config.out, command=COMMAND, config=facts) as folder:
         if folder.notice:
             progress(folder.notice, 0.0)
         found = {}
@@ -69,12 +75,22 @@ def tables(path: str | Path) -> list[Table]:
     Raises:
         InputError: there is no complete diagnosis.
     """
+    found = by_seed(path)
+    verdicts = {seed: verdict_metrics(joined(results)) for seed, results in found.items()}
+    return [*report.summary(found), report.verdict_table(verdicts)]
+
+
+def by_seed(path: str | Path) -> dict[int, dict[str, Result]]:
+    """The results of a run folder, by seed and measurement.
+
+    Raises:
+        InputError: there is no complete diagnosis.
+    """
     found: dict[int, dict[str, Result]] = {}
     for step, result in read_run(path).results.items():
         seed, name = step.removeprefix("seed_").split(".", 1)
         found.setdefault(int(seed), {})[name] = result
-    verdicts = {seed: verdict_metrics(joined(results)) for seed, results in found.items()}
-    return [*report.summary(found), report.verdict_table(verdicts)]
+    return found
 
 
 def joined(results: Mapping[str, Result]) -> dict[str, float | int | str]:

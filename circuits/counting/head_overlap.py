@@ -10,7 +10,6 @@ answers wrong are left out, and pairs in which no head is needed are counted apa
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -18,8 +17,17 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from circuits.counting.boards import generator
 from circuits.counting.display import MODALITY_STYLE, percent
+from circuits.counting.head_pairs import (
+    KINDS,
+    CountTable,
+    by_count,
+    excess,
+    over_counts,
+    pair_sums,
+    permutation_p,
+)
+from circuits.counting.head_ranking import Samples, top_metrics
 from circuits.counting.questions import MODALITIES, Asker
 from circuits.counting.subject import (
     Progress,
@@ -33,10 +41,9 @@ from circuits.report import Table
 from circuits.runs import Result, interval_metrics
 from interp.errors import InputError
 from interp.interventions import Ablate, Where
-from interp.stats import Interval, bootstrap_ratio, proportion, wilson
+from interp.stats import Interval, proportion
 from interp.toy import ToyVLM
 
-KINDS = ("cross", "vision", "text")  # of pairs: vision with text, and the two baselines
 DIGITS = ("digit_0", "digit_1")  # tens, units
 ALPHA = 0.05
 MEASURES = {
@@ -46,11 +53,6 @@ MEASURES = {
     "empty": ("empty", "any"),
 }
 """Relations of pairs: what is summed, over how many pairs."""
-_RESAMPLES = 2000
-_PERMUTE = 5  # stream of the seed
-
-Vectors = Mapping[str, Mapping[int, Bool[np.ndarray, "sample feature"]]]
-"""By modality and count: which heads each sample needs, flat."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,6 @@ class Config(Setting):
     """Test examples of every count of ID and modality, at most."""
     permutations: int = 1000
     """Of the labels vision and text within each count, for the p value."""
-
-
-class Samples(NamedTuple):
-    """The samples of one modality that are answered right, and the heads that each one needs."""
-
-    counts: Int[np.ndarray, " sample"]
-    needed: Bool[np.ndarray, "sample digit layer head"]
 
 
 def run(config: Config, subject: Subject | None = None, progress: Progress = silent) -> Result:
@@ -81,6 +76,7 @@ def run(config: Config, subject: Subject | None = None, progress: Progress = sil
     differ.cross against the mean of the baselines. `heads.smallest_p`: what the overlap of two sets
     of half of the heads can reach at best. `heads.left_out.{modality}`: share not answered right.
     `heads.needed.{modality}.{digit}.block_L.head_H`: share of samples that need the head.
+    `heads.top...`: the heads needed most, see `head_ranking.top_metrics`.
 
     Shares of pairs are ratios of sums over counts, so a count weighs by its pairs; see
     `over_counts` for their intervals, whose n counts pairs. What has no examples is absent.
@@ -97,6 +93,7 @@ def run(config: Config, subject: Subject | None = None, progress: Progress = sil
         progress("leaving heads out", (i + 1) / len(MODALITIES))
     tables = by_count({modality: _vectors(own) for modality, own in samples.items()})
     metrics |= _pair_metrics(tables) | _needed_metrics(samples)
+    metrics |= top_metrics(samples, seed=config.data_seed)
     p = permutation_p(tables, config.permutations, seed=config.data_seed)
     if p is not None:
         metrics["heads.p"] = p
@@ -111,7 +108,7 @@ def needed_heads(
     """Whether a digit changes when one head's output is zero everywhere, the first digit forced."""
     asker, dims = Asker(model), model.cfg
     needed = np.zeros((len(items), len(DIGITS), dims.n_layers, dims.n_heads), dtype=bool)
-    for part in chunks(len(items)):
+    for part in chunks(items):
         first = asker.number_answer(counts[part])[:, :1]
         batch = asker.number(modality, items[part]).extend(first)
         clean = model.run(batch).logits.argmax(-1)
@@ -132,7 +129,7 @@ def _samples(subject: Subject, modality: str, n: int) -> tuple[Samples, Interval
     chosen = np.flatnonzero(subject.regimes["id"])
     chosen = chosen[first_of_each_count(subject.examples.counts[chosen], n)]
     items, counts = subject.items(modality)[chosen], subject.examples.counts[chosen]
-    said = [subject.ask(modality, items[part]) for part in chunks(len(items))]
+    said = [subject.ask(modality, items[part]) for part in chunks(items)]
     right = np.concatenate(said) == counts
     items, counts = items[right], counts[right]
     return Samples(counts, needed_heads(subject.number, modality, items, counts)), proportion(
@@ -143,79 +140,6 @@ def _samples(subject: Subject, modality: str, n: int) -> tuple[Samples, Interval
 def _vectors(samples: Samples) -> dict[int, Bool[np.ndarray, "sample feature"]]:
     flat = samples.needed.reshape(len(samples.needed), int(np.prod(samples.needed.shape[1:])))
     return {int(count): flat[samples.counts == count] for count in np.unique(samples.counts)}
-
-
-# --- pairs --------------------------------------------------------------------------------------
-
-
-class CountTable(NamedTuple):
-    """The samples of one count, of both modalities, and how each pair of them relates."""
-
-    count: int
-    is_vision: Bool[np.ndarray, " sample"]
-    relations: dict[str, Float[np.ndarray, "sample sample"]]
-    """By name; symmetric, zero between a sample and itself."""
-
-
-def by_count(vectors: Vectors) -> list[CountTable]:
-    """The relations of all samples of each count."""
-    tables = []
-    for count in sorted({count for own in vectors.values() for count in own}):
-        parts = {m: own[count] for m, own in vectors.items() if count in own}
-        is_vision = np.concatenate([np.full(len(v), m == "vision") for m, v in parts.items()])
-        tables.append(CountTable(count, is_vision, relations(np.concatenate(list(parts.values())))))
-    return tables
-
-
-def relations(
-    vectors: Bool[np.ndarray, "sample feature"],
-) -> dict[str, Float[np.ndarray, "sample sample"]]:
-    """What can be said of each pair of vectors: 1 or 0, and Jaccard's overlap."""
-    ones = vectors.astype(float)
-    shared, size = ones @ ones.T, ones.sum(1)
-    union = size[:, None] + size - shared
-    filled = (size[:, None] > 0) & (size > 0)
-    found = {
-        "any": np.ones_like(union),
-        "empty": union == 0,
-        "not_empty": union > 0,
-        "filled": filled,
-        "differ": union > shared,
-        "disjoint": filled & (shared == 0),
-        "jaccard": shared / np.maximum(union, 1),
-    }
-    apart = 1 - np.eye(len(vectors))
-    return {name: relation * apart for name, relation in found.items()}
-
-
-def pair_sums(
-    relation: Float[np.ndarray, "sample sample"], is_vision: Bool[np.ndarray, "*draw sample"]
-) -> Float[np.ndarray, "*draw kind"]:
-    """Sum of a relation over the pairs of each of KINDS, every pair once."""
-    vision = is_vision.astype(float)
-    text = 1 - vision
-    to_vision, to_text = vision @ relation, text @ relation
-    sums = [to_vision * text, to_vision * vision / 2, to_text * text / 2]
-    return np.stack([own.sum(-1) for own in sums], -1)
-
-
-def over_counts(
-    sums: Float[np.ndarray, " count"], pairs: Float[np.ndarray, " count"]
-) -> Interval | None:
-    """A share of pairs, with a bootstrap that draws whole counts; None without pairs.
-
-    Where all pairs agree it would have no width: then the ends are Wilson's for as many counts as
-    there are. A single count tells nothing about others: 0 to 1.
-    """
-    if not pairs.any():
-        return None
-    value, low, high, n = bootstrap_ratio(sums, pairs, n_resamples=_RESAMPLES)
-    counts = int((pairs > 0).sum())
-    if counts == 1:
-        low, high = 0.0, 1.0
-    elif value in (0.0, 1.0):
-        _, low, high, _ = wilson(int(value) * counts, counts)
-    return Interval(value, low, high, n)
 
 
 def _sums(tables: Sequence[CountTable], name: str) -> Float[np.ndarray, "count kind"]:
@@ -232,58 +156,6 @@ def _pair_metrics(tables: Sequence[CountTable]) -> dict[str, float | int | str]:
                 metrics |= interval_metrics(f"heads.{measure}.{kind}", interval)
     interval = excess(_sums(tables, "differ"), _sums(tables, "not_empty"))
     return metrics if interval is None else metrics | interval_metrics("heads.excess", interval)
-
-
-def excess(
-    differ: Float[np.ndarray, "count kind"], pairs: Float[np.ndarray, "count kind"]
-) -> Interval | None:
-    """Share of cross pairs that differ, minus the larger of the same within vision and text.
-
-    All three are drawn together, by count; draws in which one has no pairs are left out. Where all
-    draws agree the ends come from the intervals of both shares (Newcombe's hybrid).
-    """
-    if not pairs.any(0).all():
-        return None
-    counts = np.arange(len(pairs))
-    drawn = np.random.default_rng(0).choice(counts, (_RESAMPLES, len(counts)))
-    every = np.concatenate([counts[None], drawn])  # what was seen, then the draws
-    shares = _shares(differ[every].sum(1), pairs[every].sum(1))
-    value, *found = shares[:, 0] - shares[:, 1:].max(1)
-    low, high = np.nanquantile(found, [0.025, 0.975])
-    if low == high:
-        larger = 1 + int(shares[0, 1:].argmax())
-        a, b = (over_counts(differ[:, k], pairs[:, k]) for k in (0, larger))
-        low = value - np.hypot(a.value - a.low, b.high - b.value)
-        high = value + np.hypot(a.high - a.value, b.value - b.low)
-    return Interval(float(value), float(low), float(high), int(pairs[:, 0].sum()))
-
-
-def _shares(
-    sums: Float[np.ndarray, "*draw kind"], pairs: Float[np.ndarray, "*draw kind"]
-) -> Float[np.ndarray, "*draw kind"]:
-    return np.where(pairs > 0, sums / np.maximum(pairs, 1), np.nan)
-
-
-def permutation_p(tables: Sequence[CountTable], n: int, *, seed: int) -> float | None:
-    """How often labels vision and text, permuted within counts, part the samples as much.
-
-    Statistic: share of cross pairs that differ, minus the mean of the two baselines; one-sided,
-    p = (1 + as large) / (1 + n). Permutations for which a share does not exist count as large. None
-    where the statistic itself does not exist.
-    """
-    rng = generator(seed, stream=_PERMUTE)
-    differ, pairs = np.zeros((n + 1, len(KINDS))), np.zeros((n + 1, len(KINDS)))
-    for own in tables:
-        drawn = rng.permuted(np.tile(own.is_vision, (n, 1)), axis=1)
-        labels = np.concatenate([own.is_vision[None], drawn])
-        differ += pair_sums(own.relations["differ"], labels)
-        pairs += pair_sums(own.relations["not_empty"], labels)
-    shares = _shares(differ, pairs)
-    statistic = shares[:, 0] - shares[:, 1:].mean(1)
-    if np.isnan(statistic[0]):
-        return None
-    as_large = int(np.count_nonzero(~(statistic[1:] < statistic[0])))
-    return (1 + as_large) / (1 + n)
 
 
 def _needed_metrics(samples: Mapping[str, Samples]) -> dict[str, float | int | str]:
@@ -406,6 +278,7 @@ def _errorbar(
 def table(result: Result) -> Table:
     """Vision with text beside the two baselines."""
     metrics = result.metrics
+    top = metrics.get("heads.top.n", 0)
 
     def row(name: str, key: str) -> list[str]:
         return [name, *(percent(metrics, f"heads.{key}.{kind}") for kind in KINDS)]
@@ -417,14 +290,21 @@ def table(result: Result) -> Table:
         row("no head needed by either, %", "empty"),
         ["pairs compared", *(str(metrics.get(f"heads.differ.{k}.n", "-")) for k in KINDS)],
         ["excess over the larger baseline, points", percent(metrics, "heads.excess"), "-", "-"],
-        ["p, labels permuted within counts", _p(metrics), "-", "-"],
+        ["p, labels permuted within counts", _p(metrics, "heads.p"), "-", "-"],
+        row(f"the {top} heads needed most: the same, %", "top"),
+        [
+            "p of that many among " + str(int(np.prod(result.data["heads"]))),
+            _p(metrics, "heads.top.cross.p"),
+            "-",
+            "-",
+        ],
         row("left out: not answered right, %", "left_out"),
     ]
     return Table(_caption(result), ["", *(_KIND_NAME[kind] for kind in KINDS)], rows)
 
 
-def _p(metrics: Mapping[str, float | int | str]) -> str:
-    return f"{metrics['heads.p']:.3f}" if "heads.p" in metrics else "-"
+def _p(metrics: Mapping[str, float | int | str], key: str) -> str:
+    return f"{metrics[key]:.3g}" if key in metrics else "-"
 
 
 def _caption(result: Result) -> str:

@@ -31,7 +31,7 @@ from circuits.counting.boards import (
 )
 from circuits.counting.display import MODALITY_STYLE, mark_regimes, percent, stones
 from circuits.counting.examples import Examples
-from circuits.counting.subject import Progress, Setting, Subject, encoder_output, silent
+from circuits.counting.subject import Progress, Setting, Subject, chunks, encoder_output, silent
 from circuits.report import Table
 from circuits.runs import Result, interval_metrics
 from interp.errors import InputError
@@ -121,8 +121,11 @@ def fit_probe(subject: Subject, config: Config, *, encoder: str = "trained") -> 
     boards = probe_boards(subject, config)
     kinds = boards.reshape(-1)
     chosen = balanced(kinds, seed=config.probe_seed)
-    features = _features(subject, encoder, boards)
-    return LinearProbe.fit(features[chosen], torch.from_numpy(kinds[chosen]).long(), l2=config.l2)
+    if encoder == "pixels":
+        features = _pixels(subject)[torch.from_numpy(kinds[chosen]).long()]
+    else:
+        features = encoder_output(_model(subject, encoder), boards).flatten(0, 1)[chosen]
+    return LinearProbe.fit(features, torch.from_numpy(kinds[chosen]).long(), l2=config.l2)
 
 
 def probe_boards(subject: Subject, config: Config) -> Int8[np.ndarray, "board row column"]:
@@ -178,9 +181,11 @@ def called_kinds(
     """What the probe calls every cell, in order of cells: EMPTY, BLACK or WHITE."""
     if encoder == "pixels":  # there are three patches of pixels: look up what each is called
         return probe.predict(_pixels(subject)).numpy()[boards.reshape(len(boards), -1)]
-    return probe.predict(
-        encoder_output(_model(subject, encoder), boards, progress=progress)
-    ).numpy()
+    model, found = _model(subject, encoder), []
+    for part in chunks(boards):  # the outputs of 12,000 boards of 19x19 are half a gigabyte
+        found.append(probe.predict(encoder_output(model, boards[part])).numpy())
+        progress("encoding boards", part.stop / len(boards))
+    return np.concatenate(found) if found else np.zeros((0, subject.world.size**2), dtype=int)
 
 
 def hidden_number(called: Int[np.ndarray, "board cell"]) -> Int[np.ndarray, " board"]:
@@ -197,14 +202,6 @@ def _calls(
         probe = fit_probe(subject, config, encoder=encoder)
         calls[encoder] = called_kinds(probe, subject, subject.examples.boards, encoder=encoder)
     return calls
-
-
-def _features(
-    subject: Subject, encoder: str, boards: Int8[np.ndarray, "board row column"]
-) -> Float[Tensor, "patch feature"]:
-    if encoder == "pixels":
-        return _pixels(subject)[torch.from_numpy(boards.reshape(-1)).long()]
-    return encoder_output(_model(subject, encoder), boards).flatten(0, 1)
 
 
 def _model(subject: Subject, encoder: str) -> ToyVLM:

@@ -121,7 +121,7 @@ def answers_without(
 ) -> Int[np.ndarray, " item"]:
     """The numbers that the model names while the first k places of a kind are hidden."""
     hidden, found = chosen.orders[kind][:, :k], []
-    for part in chunks(len(chosen.items)):
+    for part in chunks(chosen.items):
         mask = mask_of(subject, chosen.modality, chosen.items[part], hidden[part])
         found.append(subject.ask(chosen.modality, chosen.items[part], digits=digits, edits=(mask,)))
     return np.concatenate(found)

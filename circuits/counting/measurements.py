@@ -12,6 +12,7 @@ MODULES = {
     "masking": "masking",
     "comparison": "comparison",
     "heads": "head_overlap",
+    "answer-ridge": "answer_ridge",
 }
 """Command to module; each has `Config`, `run`, `figure` and `table`."""
 

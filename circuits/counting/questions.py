@@ -121,18 +121,25 @@ class Asker:
 
     # --- answers ------------------------------------------------------------------------------
 
-    def number_answer(self, counts: Int[np.ndarray, " example"]) -> Int[Tensor, "example 3"]:
-        """Two digits, then the end: 7 is `0 7 <eos>`.
+    def number_answer(self, counts: Int[np.ndarray, " example"]) -> Int[Tensor, "example answer"]:
+        """At least two digits, then the end: 7 is `0 7 <eos>`, 100 is `1 0 0 <eos>`.
 
         Raises:
-            InputError: a count of three digits, which no answer of this model can name.
+            InputError: a count below 0 or above 999, or counts of two and of three digits at once.
         """
         counts = np.asarray(counts)
-        if counts.size and (counts.min() < 0 or counts.max() > 99):
-            raise InputError(f"count {counts.max()} has no answer of two digits (0 to 99)")
+        if counts.size and not 0 <= counts.min() <= counts.max() <= 999:
+            worst = counts.min() if counts.min() < 0 else counts.max()
+            raise InputError(f"count {worst} has no answer; counts go from 0 to 999")
+        if counts.size and counts.min() < 100 <= counts.max():
+            raise InputError(
+                f"counts {counts.min()} and {counts.max()} have answers of two and of three digits;"
+                " ask about them apart"
+            )
+        places = (100, 10, 1) if counts.size and counts.max() >= 100 else (10, 1)
         digits = torch.tensor(self.model.tokenizer.digits)
-        tens, units = digits[_long(counts // 10)], digits[_long(counts % 10)]
-        return torch.stack([tens, units, torch.full_like(tens, self._eos)], 1)
+        tokens = [digits[_long(counts // place % 10)] for place in places]
+        return torch.stack([*tokens, torch.full_like(tokens[0], self._eos)], 1)
 
     def truth_answer(self, same: np.ndarray) -> Int[Tensor, "example 2"]:
         """True or False, then the end."""
@@ -142,14 +149,16 @@ class Asker:
     def read_number(self, answers: Int[Tensor, "example new"]) -> Int[np.ndarray, " example"]:
         """The number that an answer names; -1 where it is no number.
 
-        A number is exactly two digits, and then the end or nothing more.
+        A number is two digits, or three of which the first is not 0, and then the end or nothing
+        more.
         """
         value = {token: i for i, token in enumerate(self.model.tokenizer.digits)}
         numbers = np.full(len(answers), -1, dtype=np.int64)
         for i, row in enumerate(answers.tolist()):
-            end = row.index(self._eos) if self._eos in row else len(row)
-            if end == 2 and all(token in value for token in row[:2]):
-                numbers[i] = 10 * value[row[0]] + value[row[1]]
+            named = row[: row.index(self._eos)] if self._eos in row else row
+            digits = [value[token] for token in named if token in value]
+            if len(digits) == len(named) and (len(named) == 2 or (len(named) == 3 and digits[0])):
+                numbers[i] = int("".join(map(str, digits)))
         return numbers
 
     @property

@@ -75,6 +75,17 @@ _TEXT = {
     "heads": """One head's output is set to zero; the head is needed for a digit when that digit
         changes. Samples of one count are compared: picture with text, and, as the baseline that the
         claim of different circuits needs, picture with picture and text with text.""",
+    "answer-ridge": """A ridge reads the count as one number from the residual stream at the answer,
+        after each block; it is fitted on ID counts of pictures or of text, and tested in both.
+        Text to text is the control: where such a ridge fails beyond ID within text, for counts that
+        the model names right in text, its failure in pictures is no evidence of a fracture. Only
+        what pictures lose beyond text would be. A ridge that crosses modalities and fails in ID
+        already says that the two have different scales. Fitted on ID and VE together, the ridge
+        says whether the number is there linearly at all. What an untrained model or the encoder's
+        mean gives was not put there by training. At the second position (in metrics.json) the true
+        first digit is part of the input, so an exact read-out there is partly a tautology:
+        first_digit, a ridge on that digit alone, says how much the input gives away. A ridge fitted
+        on ID meets first digits there that it never saw, so its failure in VE is no news either.""",
 }
 
 

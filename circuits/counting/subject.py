@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from circuits.counting.boards import World
@@ -15,11 +15,11 @@ from circuits.counting.cards import load, model_folder, shipped_seeds, world_of
 from circuits.counting.examples import Examples, load_examples, make_examples
 from circuits.counting.questions import Asker
 from interp.errors import InputError
-from interp.model import generate
+from interp.model import Batch, State, generate
 from interp.toy import ToyVLM
 
-CHUNK = 256  # examples a forward; 60 MB of activations on 8x8 boards
-MAX_NEW_TOKENS = 4  # two digits, the end, and one more that shows a longer answer
+CHUNK = 16384  # cells a forward: 256 boards of 8x8, 45 of 19x19; 60 MB of activations
+MAX_NEW_TOKENS = 4  # up to three digits and the end; a fourth digit shows a longer answer
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the share of it that is done."""
@@ -65,7 +65,7 @@ class Subject:
             InputError: no such model or seed, files that are broken, a device that is not there, or
                 records that are broken or of another world.
         """
-        device = _device(setting.device)
+        device = device_named(setting.device)
         seed = weights_seed(setting)
         number, card = load(model_folder(setting.model, "number", seed), device=device)
         truth, _ = load(model_folder(setting.model, "truth", seed), device=device)
@@ -99,26 +99,37 @@ class Subject:
         """
         if (modality, digits) not in self._answers:
             items, found = self.items(modality), []
-            for part in chunks(len(items)):
-                found.append(self.ask(modality, items[part], digits=digits))
+            for part in chunks(items):
+                found.append(self._both(modality, items[part]))
                 progress(f"{modality} answers", part.stop / len(items))
-            self._answers[modality, digits] = np.concatenate(found)
+            free, held = map(np.concatenate, zip(*found, strict=True))
+            self._answers |= {(modality, False): free, (modality, True): held}
         return self._answers[modality, digits]
+
+    def _both(self, modality: str, items: np.ndarray) -> list[Int[np.ndarray, " example"]]:
+        """Free answers and those held to digits; the question is read once."""
+        state = self.number.prefill(Asker(self.number).number(modality, items))
+        return [self._number(state, digits) for digits in (False, True)]
 
     def ask(
         self, modality: str, items: np.ndarray, *, digits: bool = False, edits: tuple = ()
     ) -> Int[np.ndarray, " example"]:
         """The numbers that the model names for boards or strings, under edits."""
-        asker, tokenizer = Asker(self.number), self.number.tokenizer
+        return self._number(Asker(self.number).number(modality, items), digits, edits)
+
+    def _number(
+        self, asked: Batch | State, digits: bool, edits: tuple = ()
+    ) -> Int[np.ndarray, " example"]:
+        tokenizer = self.number.tokenizer
         answers = generate(
             self.number,
-            asker.number(modality, items),
+            asked,
             max_new_tokens=2 if digits else MAX_NEW_TOKENS,
             edits=edits,
             allowed=tokenizer.digits if digits else None,
             stop=None if digits else tokenizer.eos,
         )
-        return asker.read_number(answers)
+        return Asker(self.number).read_number(answers)
 
 
 def weights_seed(setting: Setting) -> int:
@@ -129,10 +140,11 @@ def weights_seed(setting: Setting) -> int:
     return seeds[0]
 
 
-def chunks(n: int, size: int = CHUNK) -> Iterator[slice]:
-    """Slices that cover n examples in order."""
-    for start in range(0, n, size):
-        yield slice(start, min(n, start + size))
+def chunks(items: Shaped[np.ndarray, "example *cells"]) -> Iterator[slice]:
+    """Slices that cover boards or strings in order, as many at once as one forward takes."""
+    size = max(1, CHUNK // max(1, int(np.prod(items.shape[1:]))))
+    for start in range(0, len(items), size):
+        yield slice(start, min(len(items), start + size))
 
 
 def first_of_each_count(
@@ -147,15 +159,14 @@ def first_of_each_count(
 
 @torch.no_grad()
 def encoder_output(
-    model: ToyVLM, boards: np.ndarray, *, progress: Progress = silent
+    model: ToyVLM, boards: Shaped[np.ndarray, "board row column"]
 ) -> Float[Tensor, "board patch d_vision"]:
     """The vision encoder's output on every patch, in order of cells."""
     asker, found = Asker(model), []
-    for part in chunks(len(boards)):
+    for part in chunks(boards):
         batch = asker.number("vision", boards[part])
         inputs = {k: v.to(model.device) for k, v in batch.inputs.items()}
         found.append(model.raw.vision(**inputs).cpu())
-        progress("encoding boards", part.stop / len(boards))
     return torch.cat(found)
 
 
@@ -171,7 +182,12 @@ def _examples(setting: Setting, world: World) -> Examples:
     return make_examples(world, per_count=setting.per_count, seed=setting.data_seed)
 
 
-def _device(name: str) -> str:
+def device_named(name: str) -> str:
+    """The name again, once something can be put there.
+
+    Raises:
+        InputError: there is no such device.
+    """
     try:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError) as error:

@@ -6,36 +6,34 @@ bit where it stood, and two runs of one configuration on one machine give the sa
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from circuits.counting.boards import World, draw_boards, draw_strings, generator
 from circuits.counting.cards import CARD, WEIGHTS, as_json, make_card
+from circuits.counting.lessons import Epochs, Lesson, Lessons
 from circuits.counting.presets import TASKS, Preset, Recipe, Stage, preset
 from circuits.counting.questions import MODALITIES, Asker
+from circuits.counting.subject import device_named
+from circuits.places import put_file
 from circuits.runs import RunFolder
 from interp.errors import InputError
-from interp.model import Batch
 from interp.toy import ToyVLM
 from interp.toy.weights import to_bytes
 
 CHECKPOINT_EVERY = 200  # steps; about ten seconds of the tiny preset
-CURVE_EVERY = 100
-_ITEMS, _STRINGS, _DRAWS = 1, 2, 3  # streams of one step's seed
+CURVE_EVERY = 200
 
 
 @dataclass(frozen=True)
@@ -47,66 +45,8 @@ class Config:
     model: str = "tiny"
     """A preset."""
     seed: int = 0
-
-
-class Lesson(NamedTuple):
-    """A batch of questions and the tokens of their right answers."""
-
-    batch: Batch
-    answers: Int[Tensor, "example answer"]
-
-
-class Lessons:
-    """The examples of one model: a function of stage and step, never seen twice."""
-
-    def __init__(self, asker: Asker, world: World, task: str, seed: int, near: float) -> None:
-        self.asker, self.world, self.task, self.seed, self.near = asker, world, task, seed, near
-
-    def draw(
-        self, modality: str, place: tuple[int, int], n: int, *, split: str = "train"
-    ) -> Lesson:
-        """`n` examples of counts that the modality is shown in training."""
-        top = self.world.vision_max if modality == "vision" else self.world.text_max
-        counts = generator((self.seed, *place), stream=_DRAWS).integers(0, top + 1, n)
-        return self.of(modality, counts, place, split=split)
-
-    def of(
-        self,
-        modality: str,
-        counts: Int[np.ndarray, " example"],
-        place: tuple[int, int],
-        *,
-        split: str = "train",
-    ) -> Lesson:
-        """Examples of the given counts."""
-        items = self._items(modality, counts, (self.seed, *place, _ITEMS), split)
-        if self.task == "number":
-            return Lesson(self.asker.number(modality, items), self.asker.number_answer(counts))
-        others = self._others(counts, generator((self.seed, *place), stream=_DRAWS + 1))
-        strings = self._items("text", others, (self.seed, *place, _STRINGS), split)
-        answers = self.asker.truth_answer(others == counts)
-        return Lesson(self.asker.truth(modality, items, strings), answers)
-
-    def _items(
-        self, modality: str, counts: np.ndarray, seed: tuple[int, ...], split: str
-    ) -> np.ndarray:
-        size = self.world.size
-        if modality == "vision":
-            spread = self.world.spread
-            return draw_boards(counts, size=size, spread=spread, seed=seed, split=split)
-        return draw_strings(counts, length=size**2, seed=seed, split=split)
-
-    def _others(self, counts: np.ndarray, rng: np.random.Generator) -> Int[np.ndarray, " example"]:
-        """Half the same number, half another: uniform, or (a share `near`) 1 to 5 away.
-
-        Never all letters: that string exists once, so one of the splits lacks it.
-        """
-        n, most = len(counts), self.world.size**2 - 1
-        far = (counts + rng.integers(1, most + 1, n)) % (most + 1)
-        step = rng.integers(1, min(5, most) + 1, n) * rng.choice([-1, 1], n)
-        close = np.where((counts + step < 0) | (counts + step > most), counts - step, counts + step)
-        other = np.where(rng.random(n) < self.near, close, far)
-        return np.where(rng.random(n) < 0.5, counts, other)
+    device: str = "cpu"
+    """Where to train: cpu, cuda, cuda:1, ... Only one kind of device gives the same bytes again."""
 
 
 def answer_logits(model: ToyVLM, lesson: Lesson) -> Float[Tensor, "example answer d_vocab"]:
@@ -127,42 +67,64 @@ def answer_logits(model: ToyVLM, lesson: Lesson) -> Float[Tensor, "example answe
 class Learner:
     """A model and its optimiser, somewhere in a recipe."""
 
-    def __init__(self, preset: Preset, task: str, seed: int) -> None:
+    def __init__(self, preset: Preset, task: str, seed: int, *, device: str = "cpu") -> None:
         self.recipe: Recipe = preset.recipes[task]
-        self.model = ToyVLM(preset.config, seed=seed)
+        self.model = ToyVLM(preset.config, seed=seed).to(device)
         self.model.raw.requires_grad_(True)
         self.model.raw.set_use_fused_attention(True)
         asker = Asker(self.model)
         self.lessons = Lessons(asker, preset.world, task, seed, self.recipe.near)
+        per_count = self.recipe.per_count
+        self.epochs = None if per_count is None else Epochs(self.lessons, per_count)
         self.stage, self.step, self.curve = 0, 0, []
         self.optimiser = self._optimiser()
 
     def _optimiser(self) -> torch.optim.Optimizer:
+        """Two groups of parameters: the decoder with the projector, and the vision tower."""
+        named = list(self.model.raw.named_parameters())
+        tower = [p for name, p in named if name.startswith("vision.")]
+        rest = [p for name, p in named if not name.startswith("vision.")]
         recipe = self.recipe
         return torch.optim.AdamW(
-            self.model.raw.parameters(), betas=recipe.betas, weight_decay=recipe.weight_decay
+            [{"params": rest}, {"params": tower}],
+            betas=recipe.betas,
+            weight_decay=recipe.weight_decay,
         )
 
     def advance(self) -> None:
         """One step of the current stage; behind its last step the next stage begins."""
         stage = self.recipe.stages[self.stage]
-        for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(stage, self.step, self.recipe.floor)
-        modality = stage.modalities[self.step % len(stage.modalities)]
-        lesson = self.lessons.draw(modality, (self.stage, self.step), self.recipe.batch)
+        rate = learning_rate(self.recipe, stage, self.step)
+        slower = 1.0 if stage.decoder_lr is None else stage.decoder_lr / stage.lr
+        for group, share in zip(self.optimiser.param_groups, (slower, 1.0), strict=True):
+            group["lr"] = rate * share
+        modality = stage.modalities[self.step // stage.turn % len(stage.modalities)]
+        lesson = self._lesson(modality)
         loss = F.cross_entropy(
             answer_logits(self.model, lesson).flatten(0, 1),
             lesson.answers.flatten().to(self.model.device),
         )
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.raw.parameters(), self.recipe.clip)
+        if self.recipe.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.raw.parameters(), self.recipe.clip)
         self.optimiser.step()
         self.step += 1
         if self.step % CURVE_EVERY == 0 or self.step == stage.steps:
             self.curve.append(self._point(loss.item()))
         if self.step == stage.steps:
             self.stage, self.step, self.optimiser = self.stage + 1, 0, self._optimiser()
+
+    def _lesson(self, modality: str) -> Lesson:
+        """The next batch: fresh, or the next part of the current epoch."""
+        if self.epochs is None:
+            return self.lessons.draw(modality, (self.stage, self.step), self.recipe.batch)
+        stage = self.recipe.stages[self.stage]
+        cycle, within = divmod(self.step, stage.turn * len(stage.modalities))
+        earlier = cycle * stage.turn + within % stage.turn  # batches of this modality
+        return self.epochs.draw(
+            modality, self.stage, earlier * self.recipe.batch, self.recipe.batch
+        )
 
     @property
     def done(self) -> bool:
@@ -208,10 +170,12 @@ class Learner:
         return True
 
 
-def learning_rate(stage: Stage, step: int, floor: float) -> float:
-    """Linear warm-up times a cosine from 1 down to `floor`."""
-    cosine = 0.5 * (1 + math.cos(math.pi * step / stage.steps))
-    return stage.lr * min(1.0, (step + 1) / stage.warmup) * (floor + (1 - floor) * cosine)
+def learning_rate(recipe: Recipe, stage: Stage, step: int) -> float:
+    """Linear warm-up times a fall, cosine or linear, from 1 down to the floor."""
+    done = step / stage.steps
+    left = 1 - done if recipe.decay == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    warm = min(1.0, (step + 1) / stage.warmup)
+    return stage.lr * warm * (recipe.floor + (1 - recipe.floor) * left)
 
 
 @torch.no_grad()
@@ -240,11 +204,13 @@ def run(config: Config, progress: Callable[[str, float], None] = lambda what, sh
     chosen = preset(config.model)
     if config.seed < 0:
         raise InputError(f"seed is {config.seed}; give a whole number of at least 0")
+    device = device_named(config.device)
     facts = {"model": config.model, "seed": config.seed, **as_json(chosen)}
     with RunFolder.open(config.out, command="counting train", config=facts) as folder, one_thread():
         cards = {}
         for task in TASKS:
-            content, card = _trained(folder, chosen, task, config.seed, progress)
+            learner = Learner(chosen, task, config.seed, device=device)
+            content, card = _trained(folder, learner, chosen, task, progress)
             folder.write(f"{task}/{WEIGHTS}", content)
             folder.write(f"{task}/{CARD}", json.dumps(card, indent=1) + "\n")
             folder.figure(f"curve_{task}", figure(card))
@@ -257,13 +223,12 @@ def run(config: Config, progress: Callable[[str, float], None] = lambda what, sh
 
 def _trained(
     folder: RunFolder,
+    learner: Learner,
     chosen: Preset,
     task: str,
-    seed: int,
     progress: Callable[[str, float], None],
 ) -> tuple[bytes, dict]:
     """One model's file and card; what was finished or begun before is not done again."""
-    learner = Learner(chosen, task, seed)
     checkpoint = folder.scratch / f"{task}.safetensors"
     learner.restore(checkpoint)
     total = sum(stage.steps for stage in learner.recipe.stages)
@@ -272,12 +237,13 @@ def _trained(
         before = sum(stage.steps for stage in learner.recipe.stages[: learner.stage])
         progress(f"{task} model", (before + learner.step) / total)
         if learner.step % CHECKPOINT_EVERY == 0:
-            _replace(checkpoint, learner.to_bytes())
-    return _finished(learner, chosen, task, seed)
+            put_file(checkpoint, learner.to_bytes())
+    return _finished(learner, chosen, task)
 
 
-def _finished(learner: Learner, chosen: Preset, task: str, seed: int) -> tuple[bytes, dict]:
+def _finished(learner: Learner, chosen: Preset, task: str) -> tuple[bytes, dict]:
     """Half precision where no score changes, else single; and the card."""
+    seed = learner.lessons.seed
     model, single = learner.model, learner.model.raw.state_dict()
     single = {k: v.clone() for k, v in single.items()}
     found = scores(model, learner.lessons)
@@ -318,17 +284,6 @@ def figure(card: dict) -> Figure:
         ax.axvline(lengths[0], color="0.7", lw=1)
     fig.suptitle(f"{card['preset']}, {card['task']} model, seed {card['seed']}", size=10)
     return fig
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write beside, then rename: a kill leaves the old checkpoint or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    with new.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    new.replace(path)
 
 
 @contextmanager

@@ -167,7 +167,8 @@ class GatedHooks(HookedRootModule):
         self._set("use_hook_mlp_in", on)
 
     def set_use_fused_attention(self, on: bool) -> None:
-        """Faster attention that keeps no scores and patterns: for training and evaluation."""
+        """Faster attention that keeps no scores and patterns, and norms without hooks in one pass:
+        for training and evaluation. Answers change by rounding."""
         self._set("use_fused_attention", on)
 
 

@@ -33,13 +33,16 @@ class Memory:
 class LayerNorm(nn.Module):
     def __init__(self, cfg: TransformerBridgeConfig) -> None:
         super().__init__()
-        self.eps = cfg.eps
+        self.cfg, self.eps = cfg, cfg.eps
         self.w = nn.Parameter(torch.ones(cfg.d_model))
         self.b = nn.Parameter(torch.zeros(cfg.d_model))
         self.hook_scale = HookPoint()
         self.hook_normalized = HookPoint()
 
     def forward(self, x: Float[Tensor, "*axes d_model"]) -> Float[Tensor, "*axes d_model"]:
+        hooked = self.hook_scale.has_hooks() or self.hook_normalized.has_hooks()
+        if self.cfg.use_fused_attention and not hooked:  # the same up to rounding, in one pass
+            return F.layer_norm(x, self.w.shape, self.w, self.b, self.eps)
         x = x - x.mean(-1, keepdim=True)
         scale = self.hook_scale((x.pow(2).mean(-1, keepdim=True) + self.eps).sqrt())
         return self.hook_normalized(x / scale * self.w + self.b)
@@ -68,10 +71,13 @@ class Attention(nn.Module):
         self,
         inputs: tuple[Tensor, Tensor, Tensor],
         rope: tuple[Rotary, Rotary],
-        allowed: Bool[Tensor, "#batch 1 query key"],
+        allowed: Bool[Tensor, "#batch 1 query key"] | None,
         memory: Memory | None = None,
     ) -> Float[Tensor, "batch query d_model"]:
-        """`inputs`: normalised streams for q, k, v; `rope`: rotary of queries and of keys."""
+        """`inputs`: normalised streams for q, k, v; `rope`: rotary of queries and of keys.
+
+        `allowed` None (fused attention only): every key, in a decoder every key before the query.
+        """
         q, k, v = (
             hook(_project(x, weight, bias))
             for hook, x, weight, bias in (
@@ -85,12 +91,13 @@ class Attention(nn.Module):
             k, v = memory.extend(k, v)
         return self.hook_out(self._write(self.hook_z(self._attend(q, k, v, allowed))))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> Tensor:
         q, k, v = (
             rearrange(x, "batch pos head d_head -> batch head pos d_head") for x in (q, k, v)
         )
         if self.cfg.use_fused_attention:
-            z = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+            causal = allowed is None and self.cfg.attention_dir == "causal"
+            z = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=causal)
         else:
             # a finite floor: a query without any key gets uniform weights, not NaN; zeroed below
             floor, hidden = torch.finfo(q.dtype).min, ~allowed
@@ -154,7 +161,7 @@ class TransformerBlock(nn.Module):
         self,
         x: Float[Tensor, "batch pos d_model"],
         rope: Rotary,
-        allowed: Bool[Tensor, "#batch 1 query key"],
+        allowed: Bool[Tensor, "#batch 1 query key"] | None,
         memory: Memory | None = None,
         read_from: int = 0,
     ) -> Float[Tensor, "batch read d_model"]:

@@ -59,10 +59,13 @@ class HookedViT(GatedHooks):
             x = (kinds.to(self.W_patch.dtype) @ self.W_patch + self.b_patch)[patches]
         x = self.hook_embed(x)
         rope = self._rotary(x.device)
-        everything = torch.ones(1, 1, 1, x.shape[1], dtype=torch.bool, device=x.device)
+        everything = torch.ones(1, x.shape[1], dtype=torch.bool, device=x.device)
         for block, mask in zip(self.blocks, key_masks or [None] * len(self.blocks), strict=True):
-            allowed = everything if mask is None else mask[:, None, None, :].to(x.device)
-            x = block(x, rope, allowed.expand(-1, -1, x.shape[1], -1))
+            if mask is None and self.cfg.use_fused_attention:
+                x = block(x, rope, None)
+            else:
+                keys = everything if mask is None else mask.to(x.device)
+                x = block(x, rope, keys[:, None, None].expand(-1, -1, x.shape[1], -1))
         return self.ln_final(x)
 
     def accumulated_bias(self, *args: Any, **kwargs: Any) -> Float[Tensor, " d_vision"]:

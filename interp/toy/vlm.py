@@ -128,9 +128,12 @@ class ToyVLM:
         """Read the prompt (and new tokens, if the batch has any), keeping keys and values."""
         recorder = Recorder(edits, (), Frame.whole(batch.layout))
         memories = [Memory() for _ in self.raw.blocks]
+        ends = _ends(batch)
+        fast = self.raw.cfg.use_fused_attention and not edits
+        start = int(ends.min()) if fast else 0  # all that the last block must compute
         with self._hooked(recorder):
-            x = self.raw.ln_final(self._read(batch, edits, recorder, memories))
-            logits = self.raw.unembed(_at(x, _ends(batch)))[:, 0]
+            x = self.raw.ln_final(self._read(batch, edits, recorder, memories, start))
+            logits = self.raw.unembed(_at(x, ends - start))[:, 0]
         return State(batch, _kept(memories), logits, frozenset(recorder.fired))
 
     @torch.no_grad()
@@ -172,12 +175,13 @@ class ToyVLM:
         edits: Sequence[Edit | Mask],
         recorder: Recorder,
         memories: Sequence[Memory] | None = None,
-    ) -> Float[Tensor, "batch pos d_model"]:
-        """All of a batch: pictures, then tokens."""
+        read_from: int = 0,
+    ) -> Float[Tensor, "batch read d_model"]:
+        """All of a batch: pictures, then tokens; the last block from column `read_from` on."""
         image = self._see(batch, edits, recorder) if batch.inputs else None
         where = batch.layout.image_tokens(batch.layout.patch_mask(None))
         x = self.raw.input_to_embed(batch.tokens.to(self.device), image, image=where)
-        return self._decode(x, batch.positions, edits, recorder, memories)
+        return self._decode(x, batch.positions, edits, recorder, memories, read_from)
 
     def _see(
         self, batch: Batch, edits: Sequence[Edit | Mask], recorder: Recorder
@@ -199,7 +203,8 @@ class ToyVLM:
         edits: Sequence[Edit | Mask],
         recorder: Recorder,
         memories: Sequence[Memory] | None,
-    ) -> Float[Tensor, "batch pos d_model"]:
+        read_from: int = 0,
+    ) -> Float[Tensor, "batch read d_model"]:
         real = recorder.frame.layout.mask
         masks: list = [None if real.all() else real] * len(self.raw.blocks)
         for i, edit in enumerate(edits):
@@ -207,7 +212,13 @@ class ToyVLM:
                 columns, _ = edit.hidden(recorder.frame)
                 if _hide(masks, real, columns, edit, "decoder"):
                     recorder.fired.add(i)
-        return self.raw.decode(x, positions.to(self.device), key_masks=masks, memories=memories)
+        return self.raw.decode(
+            x,
+            positions.to(self.device),
+            key_masks=masks,
+            memories=memories,
+            read_from=read_from,
+        )
 
     def unembed(
         self, resid: Float[Tensor, "*batch d_model"], *, scale: Tensor | None = None

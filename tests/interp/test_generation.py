@@ -352,3 +352,37 @@ def test_a_batch_of_one_row_repeats(model, prompts, pixels):
     )
     with pytest.raises(InputError, match="one row"):
         model.encode([Prompt("a"), Prompt("b")]).repeat(2)
+
+
+@pytest.fixture
+def fused(fresh):
+    """The same model with fused attention, in which a prefill reads only what the answer needs."""
+    fresh.raw.set_use_fused_attention(True)
+    return fresh
+
+
+def test_a_fused_prefill_gives_what_the_explicit_one_gives(model, fused, batch):
+    expected, found = model.prefill(batch), fused.prefill(batch)
+    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
+    for own, other in zip(found.memory, expected.memory, strict=True):
+        for kept, full in zip(own, other, strict=True):
+            real = batch.mask[..., None, None]
+            torch.testing.assert_close(kept * real, full * real, atol=1e-5, rtol=1e-5)
+    assert torch.equal(
+        generate(fused, batch, max_new_tokens=N), generate(model, batch, max_new_tokens=N)
+    )
+
+
+@pytest.mark.parametrize("name", ["nothing", "the prompt", "both"])
+def test_prompts_that_have_been_read_are_answered_in_several_ways(model, batch, name):
+    edits = EDITS[name]
+    state = model.prefill(batch.reserve(N - 1), edits=edits)
+    for allowed in (None, [3, 4, 5], [6, 7]):
+        options = dict(max_new_tokens=N, edits=edits, allowed=allowed)
+        assert torch.equal(generate(model, state, **options), generate(model, batch, **options))
+
+
+def test_edits_that_reach_further_than_the_prompt_was_read_for_are_refused(model, left):
+    state = model.prefill(left.reserve(1), edits=EDITS["both"])
+    with pytest.raises(InputError, match=r"room for 1 new tokens.*prefill batch.reserve\(3\)"):
+        generate(model, state, max_new_tokens=N, edits=EDITS["both"])

@@ -35,12 +35,21 @@ def small_subject() -> Subject:
 @pytest.fixture
 def model_folder(tmp_path, small_subject) -> Path:
     """A folder as `counting train` leaves it, with the untrained models of `small_subject`."""
-    folder = tmp_path / "model"
-    for task, model in (("number", small_subject.number), ("truth", small_subject.truth)):
+    return _written(small_subject, tmp_path / "model")
+
+
+@pytest.fixture(scope="session")
+def write_models():
+    """Writes the models of a subject to a new folder, as `counting train` does."""
+    return _written
+
+
+def _written(subject: Subject, folder: Path) -> Path:
+    for task, model in (("number", subject.number), ("truth", subject.truth)):
         content = weights.to_bytes(model)
         card = cards.make_card(
             content, preset="small", task=task, seed=4, command="train", recipe={}, curve=[],
-            scores={}, world=cards.as_json(small_subject.world),
+            scores={}, world=cards.as_json(subject.world),
         )  # fmt: skip
         (folder / task).mkdir(parents=True)
         (folder / task / cards.WEIGHTS).write_bytes(content)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from circuits.counting import attractors, behaviour
+from circuits.counting.boards import World
 from circuits.counting.subject import Setting, Subject
 from circuits.runs import Result
 
@@ -52,6 +53,25 @@ def test_attractors_find_the_number_that_answers_fall_back_to(planted):
     assert not [k for k in metrics if k.startswith("attractor.vision.ve.free")]
 
 
+def test_the_places_that_answers_fall_back_to_are_told_apart():
+    world = World(size=19, spread=30, vision_max=49, text_max=99, further=(100, 120))
+    answers = np.array([49, 49, 9, 90, 99, 50, 65, 41])
+    shares = {where: share.value for where, share in attractors.topology(answers, world).items()}
+    assert shares == {
+        "edge": 2 / 8, "last_decade": 2 / 8, "small": 1 / 8, "attractors": 5 / 8,
+        "seen_decades": 4 / 8,
+    }  # fmt: skip
+
+
+def test_spread_is_measured_from_the_median_of_a_count_and_bias_from_the_truth(planted):
+    answers, counts = np.array([1, 2, 6, 9, 9, 9]), np.array([2, 2, 2, 5, 5, 5])
+    assert attractors.off_median(answers, counts).tolist() == [1, 0, 4, 0, 0, 0]
+    metrics = attractors.run(attractors.Config(), planted).metrics
+    assert metrics["spread.vision.ve"] == 0.0  # always the same wrong answer
+    assert metrics["topology.vision.ve.edge"] == 1.0 and metrics["topology.text.ve.edge"] == 0.0
+    assert metrics["topology.vision.ve.edge.low"] == pytest.approx(0.7009, abs=1e-4)  # Wilson
+
+
 def test_most_named_are_ordered_by_frequency_then_by_size():
     answers = np.array([7, 7, 3, 3, 9, -1, -1, -1])
     assert attractors.most_named(answers, 5) == [3, 7, 9]
@@ -82,7 +102,8 @@ def test_answers_are_asked_once_and_do_not_depend_on_the_chunk(small_subject, mo
 
     free = small_subject.answers("vision")
     assert small_subject.answers("vision") is free
-    monkeypatch.setattr(module, "CHUNK", 7)
+    monkeypatch.setattr(module, "CHUNK", 7 * 16)  # seven boards of 4x4
+    assert [part.stop for part in module.chunks(small_subject.items("text"))][:3] == [7, 14, 21]
     other = Planted(small_subject, {})
     assert np.array_equal(other.answers("vision"), free)
     assert np.array_equal(

@@ -14,15 +14,9 @@ from statsmodels.stats.proportion import proportion_confint
 from circuits.counting import head_overlap
 from circuits.counting.boards import World
 from circuits.counting.examples import make_examples
-from circuits.counting.head_overlap import (
-    Config,
-    by_count,
-    excess,
-    needed_heads,
-    over_counts,
-    permutation_p,
-    smallest_p,
-)
+from circuits.counting.head_overlap import Config, needed_heads, smallest_p
+from circuits.counting.head_pairs import by_count, excess, over_counts, permutation_p
+from circuits.counting.head_ranking import Samples, overlap_p, rate, top_metrics
 from circuits.counting.questions import Asker, vocabulary
 from circuits.counting.subject import Subject
 from circuits.runs import Result
@@ -345,3 +339,52 @@ def test_two_runs_of_one_seed_agree():
 def test_a_setting_that_makes_no_sense_is_refused(wrong):
     with pytest.raises(InputError, match="ask for at least 1"):
         head_overlap.run(replace(CONFIG, **wrong), subject_of(toy()))
+
+
+# --- the heads needed most ----------------------------------------------------------------------
+
+
+def samples_that_need(rates, seed, n=400):
+    """Samples of ten counts of which each needs each of 4 x 8 heads as often as said."""
+    rng = np.random.default_rng(seed)
+    return Samples(np.arange(n) % 10, rng.random((n, 2, 4, 8)) < np.reshape(rates, (4, 8)))
+
+
+def test_the_rate_of_a_head_is_taken_over_samples_and_digits():
+    needed = np.zeros((2, 2, 1, 3), dtype=bool)
+    needed[0, 0, 0, 1] = needed[1, :, 0, 2] = True
+    assert rate(needed).tolist() == [0, 0.25, 0.5]
+
+
+def test_groups_that_need_the_same_heads_agree_on_them_and_others_do_not():
+    one = np.where(np.arange(32) < 8, 0.8, 0.05)
+    same = top_metrics(
+        {"vision": samples_that_need(one, 0), "text": samples_that_need(one, 1)}, seed=0
+    )
+    assert same["heads.top.n"] == 8
+    assert same["heads.top.cross"] == same["heads.top.vision"] == same["heads.top.text"] == 1.0
+    assert same["heads.top.excess"] == 0.0
+    assert same["heads.top.cross.p"] == pytest.approx(hypergeom.pmf(8, 32, 8, 8))
+    other = {"vision": samples_that_need(one, 0), "text": samples_that_need(one[::-1], 1)}
+    apart = top_metrics(other, seed=0)
+    assert apart["heads.top.cross"] == 0.0 and apart["heads.top.excess"] == 1.0
+    assert apart["heads.top.cross.p"] == 1.0
+
+
+def test_heads_that_nobody_needs_are_not_taken_for_agreement():
+    few = np.where(np.arange(32) < 3, 0.5, 0.0)
+    both = {"vision": samples_that_need(few, 0), "text": samples_that_need(few[::-1], 1)}
+    metrics = top_metrics(both, seed=0)
+    assert metrics["heads.top.n"] == 3 and metrics["heads.top.cross"] == 0.0
+    nothing = samples_that_need(np.zeros(32), 0)
+    assert top_metrics({"vision": nothing, "text": nothing}, seed=0) == {}
+    assert top_metrics({"vision": nothing}, seed=0) == {}
+
+
+def test_agreement_by_chance_has_the_hypergeometric_p():
+    counted = [
+        len(set(a) & set(range(2)))
+        for a in combinations(range(6), 2)  # all pairs of six heads against a fixed pair
+    ]
+    assert overlap_p(1, 2, 6) == pytest.approx(np.mean(np.array(counted) >= 1))
+    assert overlap_p(0, 2, 6) == 1.0

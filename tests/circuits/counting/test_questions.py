@@ -73,19 +73,39 @@ def test_numbers_are_two_digits_and_an_end_and_read_back(asker):
         ("4 2", 42),
         ("4 2 <eos> <eos>", 42),
         ("4 <eos> <eos> <eos>", -1),
-        ("4 2 1 <eos>", -1),
+        ("4 2 1 <eos>", 421),
+        ("1 0 0", 100),
+        ("0 4 2 <eos>", -1),
+        ("4 2 1 0", -1),
         ("a 2 <eos> <eos>", -1),
         ("<eos> 4 2 <eos>", -1),
     ],
 )
-def test_only_two_digits_and_then_the_end_are_a_number(asker, words, number):
+def test_two_digits_or_three_without_a_leading_zero_and_then_the_end_are_a_number(
+    asker, words, number
+):
     tokens = torch.tensor([asker.model.tokenizer(words)])
     assert asker.read_number(tokens).tolist() == [number]
 
 
-def test_a_count_of_three_digits_has_no_answer(asker):
-    with pytest.raises(InputError, match="100 has no answer of two digits"):
-        asker.number_answer(np.array([3, 100]))
+def test_numbers_from_100_on_are_three_digits_and_an_end_and_read_back(asker):
+    counts = np.array([100, 107, 120])
+    answers = asker.number_answer(counts)
+    assert asker.model.decode(answers) == ["1 0 0 <eos>", "1 0 7 <eos>", "1 2 0 <eos>"]
+    assert asker.read_number(answers).tolist() == counts.tolist()
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ([3, 100], "counts 3 and 100 have answers of two and of three digits"),
+        ([1000], "count 1000 has no answer"),
+        ([-1, 5], "count -1 has no answer"),
+    ],
+)
+def test_counts_that_have_no_answer_of_one_length_are_refused(asker, counts, said):
+    with pytest.raises(InputError, match=said):
+        asker.number_answer(np.array(counts))
 
 
 def test_truth_answers_are_one_word_and_an_end(asker):

@@ -14,6 +14,7 @@ import torch
 
 from circuits.counting import cards, presets, training
 from circuits.counting.boards import split_of
+from circuits.counting.lessons import Epochs
 from circuits.counting.presets import Preset, Recipe, Stage
 from circuits.counting.questions import number_of_c
 from interp.errors import InputError
@@ -114,6 +115,116 @@ def test_training_never_shows_pictures_beyond_the_boundary_nor_test_examples(sma
         tens, units = (torch.cat(drawn)[..., None] == digits).int().argmax(-1).T
         seen[modality] = set((10 * tens + units).tolist())
     assert seen == {"vision": set(range(4)), "text": set(range(7))}
+
+
+def _fixed(small: Preset, task: str, per_count: int = 8) -> Preset:
+    """The same, on a set drawn once; stage 2 takes turns of two steps."""
+    first, second = small.recipes[task].stages
+    recipe = replace(
+        small.recipes[task], per_count=per_count, stages=(first, replace(second, turn=2))
+    )
+    return replace(small, recipes={task: recipe})
+
+
+def _texts(lesson) -> list[tuple[int, ...]]:
+    return [tuple(row) for row in lesson.batch.tokens.tolist()]
+
+
+@pytest.mark.parametrize("task", ["number", "truth"])
+def test_every_epoch_takes_every_example_of_a_fixed_set_once_and_in_another_order(small, task):
+    epochs = Epochs(training.Learner(small, task, 0).lessons, per_count=8)
+    n = 8 * 7  # counts 0..6 are shown as text
+    seen = [
+        [
+            row
+            for start in range(0, n, 8)
+            for row in _texts(epochs.draw("text", 0, e * n + start, 8))
+        ]
+        for e in range(3)
+    ]
+    assert seen[0] != seen[1] != seen[2]
+    assert sorted(seen[0]) == sorted(seen[1]) == sorted(seen[2])
+    across = _texts(epochs.draw("text", 0, n - 4, 8))  # the end of one epoch, the start of the next
+    assert across == seen[0][-4:] + seen[1][:4]
+
+
+def test_a_fixed_set_has_as_many_examples_of_every_count_that_the_modality_is_shown(small):
+    epochs = Epochs(training.Learner(small, "number", 0).lessons, per_count=8)
+    for modality, top in (("vision", 3), ("text", 6)):
+        counts, items, strings = epochs._set(modality)
+        assert np.bincount(counts).tolist() == [8] * (top + 1)
+        assert strings is None and all(split_of(item) == "train" for item in items)
+
+
+def test_stages_take_turns_of_several_steps_and_each_modality_goes_through_its_own_epochs(small):
+    learner = training.Learner(_fixed(small, "number"), "number", 0)
+    learner.stage, asked = 1, []
+
+    def asks(modality: str, stage: int, start: int, n: int):
+        asked.append((modality, start))
+        return Epochs(learner.lessons, 8).draw(modality, stage, start, n)
+
+    learner.epochs.draw = asks
+    for _ in range(6):
+        learner.advance()
+    assert asked == [
+        ("vision", 0), ("vision", 8), ("text", 0), ("text", 8), ("vision", 16), ("vision", 24)
+    ]  # fmt: skip
+
+
+def test_training_on_a_fixed_set_resumes_bit_for_bit(small, tmp_path):
+    fixed = _fixed(small, "truth")
+    whole = _trained(fixed, "truth")
+    first = training.Learner(fixed, "truth", 3)
+    for _ in range(15):
+        first.advance()
+    (tmp_path / "kept").write_bytes(first.to_bytes())
+    second = training.Learner(fixed, "truth", 3)
+    assert second.restore(tmp_path / "kept")
+    while not second.done:
+        second.advance()
+    assert _same(second, whole)
+
+
+def test_the_decoder_and_the_projector_can_learn_more_slowly_than_the_tower(small):
+    first, second = small.recipes["number"].stages
+    frozen = replace(second, decoder_lr=0.0, steps=3)
+    recipe = replace(small.recipes["number"], stages=(frozen,), weight_decay=0.0)
+    learner = training.Learner(replace(small, recipes={"number": recipe}), "number", 0)
+    before = {k: v.clone() for k, v in learner.model.raw.state_dict().items()}
+    while not learner.done:
+        learner.advance()
+    after = learner.model.raw.state_dict()
+    moved = {k for k in before if not torch.equal(before[k], after[k])}
+    assert moved and all(k.startswith("vision.") for k in moved)
+
+
+def test_a_linear_decay_is_warmed_up_and_ends_at_the_floor():
+    stage = Stage(100, 1e-3, 10, ("text",))
+    rates = {
+        decay: [
+            training.learning_rate(Recipe((stage,), decay=decay, floor=0.0), stage, step)
+            for step in (0, 9, 50, 99)
+        ]
+        for decay in ("linear", "cosine")
+    }
+    assert rates["linear"] == pytest.approx([1e-4, 0.91e-3, 0.5e-3, 1e-5])
+    assert rates["cosine"] == pytest.approx([1e-4, 0.98015e-3, 0.5e-3, 2.47e-7], rel=1e-2)
+
+
+def test_the_published_recipe_is_as_the_paper_gives_it():
+    published = presets.preset("paper-original")
+    world, recipe = published.world, published.recipes["number"]
+    assert (world.size, world.spread, world.vision_max, world.text_max) == (19, 30, 49, 99)
+    assert world.further == (100, 120)
+    assert (recipe.batch, recipe.per_count, recipe.decay) == (1024, 8192, "linear")
+    first, second = recipe.stages
+    assert first.steps * 1024 == 20 * 8192 * 100 and second.steps * 1024 == 2 * 20 * 8192 * 50
+    assert (first.lr, first.warmup, first.decoder_lr) == (2e-3, 50, None)
+    assert (second.lr, second.decoder_lr, second.turn * 1024) == (1e-3, 1e-5, 2048)
+    stack = published.config.decoder
+    assert (stack.d_model, stack.n_heads, stack.n_layers) == (32, 2, 2)
+    assert published.config.tower == stack
 
 
 def test_unequal_numbers_are_near_as_often_as_asked_and_half_the_pairs_are_equal(small):

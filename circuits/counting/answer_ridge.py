@@ -1,0 +1,538 @@
+"""Is the count one number where the answer is given? (Beyond arXiv:2605.30170.)
+
+A ridge reads one number from the residual stream after every decoder block, at the two answer
+positions. It is fitted on ID counts, in pictures or in text, and tested in both, on other items of
+these counts and on counts that it never saw.
+
+- Position 0 is the prompt's last token, which predicts the first digit. At position 1 that digit,
+  the true one, is the input: an exact read-out there is partly a tautology, since only the units
+  are left to find. `first_digit`, a ridge on that digit alone, says how much the input gives away.
+  A ridge fitted on ID meets first digits in VE that it never saw, so its failure is no news either.
+- That a ridge fitted on ID fails beyond ID is no sign of a fracture between seeing and naming: it
+  mostly fails within text too, for counts that the model names right in text. So vision to vision
+  is to be read against text to text, and a ridge that crosses modalities against both.
+- `all`: a ridge fitted on ID and VE counts says whether the number is there linearly at all, with
+  no need to extrapolate. The untrained model, and the mean of the encoder's patches, say what is
+  there without training and before the decoder.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int, Int8
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from circuits.counting.boards import World, check_total, draw_boards, draw_strings
+from circuits.counting.display import MODALITY_STYLE, mark_regimes, percent
+from circuits.counting.display import stones as number
+from circuits.counting.examples import Examples
+from circuits.counting.questions import MODALITIES, Asker
+from circuits.counting.subject import (
+    Progress,
+    Setting,
+    Subject,
+    chunks,
+    first_of_each_count,
+    silent,
+)
+from circuits.report import Table
+from circuits.runs import Result, interval_metrics
+from interp.errors import InputError
+from interp.stats import Interval, bootstrap_mean, proportion
+from interp.toy import ToyVLM
+
+DIRECTIONS = tuple(f"{fitted}_to_{read}" for fitted in MODALITIES for read in MODALITIES)
+PENALTIES = tuple(10.0**power for power in range(-2, 5))
+"""Of the ridge, on standardised activations; the best on counts left out is taken."""
+FOLDS = 5  # blocks of neighbouring counts, left out in turn: the outer two are extrapolated to
+_POSITIONS = ("", ".position_1")  # how they end a name
+_ENCODER = "vision.ln_final.normalized"
+_RESAMPLES = 1000
+_BLOCK = 1_000_000  # numbers held at once by the bootstrap: 8 MB an array
+
+
+@dataclass(frozen=True)
+class Config(Setting):
+    """A ridge from the answer positions to the count, fitted on ID and tested in every regime."""
+
+    fit_per_count: int = 20
+    """Boards and strings of every count, from the training split, that ridges are fitted on."""
+    fit_seed: int = 0
+    """Seed of these."""
+    items_per_count: int = 20
+    """Test examples of every count that are read, at most."""
+
+
+class Activations(NamedTuple):
+    """What ridges read, of some boards or strings."""
+
+    counts: Int[np.ndarray, " item"]
+    answer: Float[np.ndarray, "item layer position d_model"]
+    """After each block; position 0 is the prompt's last token, 1 the true first digit."""
+    encoder: Float[np.ndarray, "item d_vision"] | None
+    """Mean over the patches of the encoder's output; None for text."""
+
+    def select(self, which: Bool[np.ndarray, " item"]) -> "Activations":
+        encoder = None if self.encoder is None else self.encoder[which]
+        return Activations(self.counts[which], self.answer[which], encoder)
+
+
+class Items(NamedTuple):
+    """Boards or strings, and their counts."""
+
+    cells: Int8[np.ndarray, "item *cells"]
+    counts: Int[np.ndarray, " item"]
+
+    def select(self, which: Bool[np.ndarray, " item"]) -> "Items":
+        return Items(self.cells[which], self.counts[which])
+
+
+class Seen(NamedTuple):
+    """The activations of one model, by modality: items to fit on, and the test examples."""
+
+    fit: dict[str, Activations]
+    test: dict[str, Activations]
+
+
+def run(config: Config, subject: Subject | None = None, progress: Progress = silent) -> Result:
+    """Read-outs of ridges that are fitted on A and read B (`vision` or `text`), block by block.
+
+    `answer_ridge.{A}_to_{B}.block_{L}.{regime}`: share of read-outs that, rounded, are exactly the
+    count (Wilson), at position 0, fitted on ID. `.error`: mean distance from the count, in stones,
+    not rounded (bootstrap by count). `.spearman`: rank correlation with the count (see `spearman`),
+    absent where there is one count or one read-out.
+
+    The same three for: `{A}_to_{B}.block_{L}.position_1.{regime}`, with the first digit given;
+    `{A}_to_{A}.all.block_{L}` (and `.position_1`), fitted on ID and VE; `untrained.{A}_to_{A}
+    .block_{L}`, the untrained model; `encoder` and `encoder.untrained`, the mean of the encoder's
+    patches; `first_digit`, the first digit alone.
+
+    Raises:
+        InputError: fewer than two items a count to fit on, fewer than one to read, or fewer than
+            three ID counts.
+    """
+    _check(config)
+    subject = Subject.load(config) if subject is None else subject
+    fit = {m: fit_items(subject, config, m) for m in MODALITIES}
+    in_id = {m: own.select(own.counts <= subject.world.vision_max) for m, own in fit.items()}
+    few = first_of_each_count(subject.examples.counts, config.items_per_count)
+    examples = subject.examples.select(few)
+    trained = _seen(subject.number, fit, examples, _half(progress, "trained model", 0))
+    untrained = _seen(subject.untrained, in_id, examples, _half(progress, "untrained model", 1))
+    progress("fitting ridges", 1.0)
+    read, layer = _read_outs(trained, untrained, subject.world)
+    metrics: dict[str, float | int | str] = {}
+    for name, values in read.items():
+        for regime, own in examples.regimes(subject.world).items():
+            scores = read_out_scores(values[own], examples.counts[own])
+            for suffix, interval in scores.items():
+                metrics |= interval_metrics(f"answer_ridge.{name}.{regime}{suffix}", interval)
+    shown = {d: _by_count(read[f"{d}.block_{layer}"], examples.counts) for d in DIRECTIONS}
+    n_layers = subject.number.cfg.n_layers
+    return Result(
+        metrics, {"regimes": subject.edges, "n_layers": n_layers, "layer": layer, "read": shown}
+    )
+
+
+# --- what is read -------------------------------------------------------------------------------
+
+
+def fit_items(subject: Subject, config: Config, modality: str) -> Items:
+    """Boards or strings of all ID and VE counts, from the training split.
+
+    None is among the test examples, whatever split those are of.
+
+    Raises:
+        InputError: more cells than one call may ask for, or nothing to fit on for lack of ID
+            counts or because the test examples leave none of them.
+    """
+    world, cells = subject.world, subject.world.size**2
+    counts = np.repeat(np.arange(world.text_max + 1), config.fit_per_count)
+    check_total(len(counts), cells, f"board of {world.size}x{world.size}")
+    if modality == "vision":
+        drawn = draw_boards(
+            counts, size=world.size, spread=world.spread, seed=config.fit_seed, split="train"
+        )
+    else:
+        drawn = draw_strings(counts, length=cells, seed=config.fit_seed, split="train")
+    tests = {item.tobytes() for item in subject.items(modality).astype(np.int8)}
+    kept = np.array([item.tobytes() not in tests for item in drawn])
+    n_left = len(np.unique(counts[kept & (counts <= world.vision_max)]))
+    if n_left < 3:
+        raise InputError(
+            f"{n_left} ID counts ({modality}) are left to fit a ridge on, and it needs three:"
+            " choose a larger fit_per_count, or a model that was shown more counts"
+        )
+    return Items(drawn[kept], counts[kept])
+
+
+def activations(
+    model: ToyVLM, modality: str, items: Items, progress: Progress = silent
+) -> Activations:
+    """The stream after each block at both answer positions, from one forward pass an item."""
+    asker, sites = Asker(model), [f"blocks.{i}.resid_post" for i in range(model.cfg.n_layers)]
+    answers, encoders = [], []
+    for part in chunks(items.cells):
+        batch = asker.number(modality, items.cells[part])
+        batch = batch.extend(first_digits(asker, items.counts[part]))
+        kept = [*sites, _ENCODER] if modality == "vision" else sites
+        cache = model.run(batch, cache=kept, cache_at="answer").cache
+        answers.append(torch.stack([cache[site] for site in sites], 1).cpu().numpy())
+        if modality == "vision":  # pooled at once: all patches of 4000 boards are 190 MB
+            patches = rearrange(cache[_ENCODER], "(item patch) d -> item patch d", item=len(batch))
+            encoders.append(patches.mean(1).cpu().numpy())
+        progress(modality, part.stop / len(items.cells))
+    encoder = np.concatenate(encoders) if encoders else None
+    return Activations(items.counts, np.concatenate(answers), encoder)
+
+
+def first_digits(asker: Asker, counts: Int[np.ndarray, " item"]) -> Int[Tensor, "item 1"]:
+    """First token of the right answers: the tens, from 100 on the hundreds."""
+    first = torch.empty(len(counts), 1, dtype=torch.long)
+    for own in (counts < 100, counts >= 100):
+        first[torch.from_numpy(own)] = asker.number_answer(counts[own])[:, :1]
+    return first
+
+
+def _seen(model: ToyVLM, fit: Mapping[str, Items], examples: Examples, progress: Progress) -> Seen:
+    found = {}
+    tests = {
+        "vision": Items(examples.boards, examples.counts),
+        "text": Items(examples.strings, examples.counts),
+    }
+    for i, modality in enumerate(MODALITIES):
+        for j, items in enumerate((fit[modality], tests[modality])):
+            told = _part(progress, 2 * i + j, 4)
+            found[modality, j] = activations(model, modality, items, told)
+    return Seen(*({m: found[m, j] for m in MODALITIES} for j in (0, 1)))
+
+
+def _half(progress: Progress, what: str, half: int) -> Progress:
+    """Progress of one of two models."""
+    return lambda modality, share: progress(f"{what} reads {modality}", (half + share) / 2)
+
+
+def _part(progress: Progress, i: int, n: int) -> Progress:
+    return lambda what, share: progress(what, (i + share) / n)
+
+
+# --- ridges -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ReadOut:
+    """A number read linearly from raw activations."""
+
+    weight: Float[np.ndarray, " d_model"]
+    bias: float
+    penalty: float
+    """Of `PENALTIES`, on standardised activations."""
+    left_out: float
+    """Mean squared error on counts left out, of the penalty that was taken."""
+
+    def __call__(self, x: Float[np.ndarray, "item d_model"]) -> Float[np.ndarray, " item"]:
+        return x.astype(float) @ self.weight + self.bias
+
+
+def fit_ridge(
+    x: Float[np.ndarray, "item d_model"], counts: Int[np.ndarray, " item"], *, between: bool = False
+) -> ReadOut:
+    """A ridge on standardised activations, with the penalty that errs least on counts left out.
+
+    Means, scales and weights of a fold come from its own items alone (see `folds`).
+
+    Raises:
+        InputError: fewer than two counts.
+    """
+    x, errors = x.astype(float), []
+    for fitted, left in folds(counts, between=between):
+        weights, biases = _solutions(x[fitted], counts[fitted])
+        errors.append(((x[left] @ weights + biases - counts[left, None]) ** 2).mean(0))
+    error = np.mean(errors, axis=0)
+    weights, biases = _solutions(x, counts)
+    best = int(error.argmin())
+    return ReadOut(weights[:, best], float(biases[best]), PENALTIES[best], float(error[best]))
+
+
+def folds(
+    counts: Int[np.ndarray, " item"], *, between: bool = False
+) -> list[tuple[Int[np.ndarray, " fitted"], Int[np.ndarray, " left_out"]]]:
+    """Items to fit on and to test on; no count is in both.
+
+    Blocks of neighbouring counts are left out in turn, so that the outer ones are extrapolated to.
+    With `between`, every fifth count is, so that all lie among counts that are fitted.
+
+    Raises:
+        InputError: fewer than two counts.
+    """
+    labels = np.unique(counts)
+    if len(labels) < 2:
+        raise InputError(f"a ridge is fitted on two counts or more; these are {labels.tolist()}")
+    n = min(FOLDS, len(labels))
+    parts = [labels[i::n] for i in range(n)] if between else np.array_split(labels, n)
+    left_out = [np.isin(counts, part) for part in parts]
+    return [(np.flatnonzero(~own), np.flatnonzero(own)) for own in left_out]
+
+
+def _solutions(
+    x: Float[np.ndarray, "item d_model"], counts: Int[np.ndarray, " item"]
+) -> tuple[Float[np.ndarray, "d_model penalty"], Float[np.ndarray, " penalty"]]:
+    """Weights and biases of all penalties at once, on raw activations."""
+    middle, scale = x.mean(0), _scale(x)
+    z, y = (x - middle) / scale, counts - counts.mean()
+    values, vectors = np.linalg.eigh(z.T @ z)
+    shrunk = (vectors.T @ (z.T @ y))[:, None] / (values[:, None] + np.array(PENALTIES))
+    weights = vectors @ shrunk / scale[:, None]
+    return weights, counts.mean() - middle @ weights
+
+
+def _scale(x: Float[np.ndarray, "item d_model"]) -> Float[np.ndarray, " d_model"]:
+    """Standard deviations; infinite, so that the weight is 0, where rounding alone varies."""
+    rounding = 2 * np.finfo(np.float32).eps * np.abs(x).max(0)
+    return np.where(np.ptp(x, axis=0) <= rounding, np.inf, x.std(0))
+
+
+def _read_outs(
+    trained: Seen, untrained: Seen, world: World
+) -> tuple[dict[str, Float[np.ndarray, " example"]], int]:
+    """Read-outs of all test examples by the name of the ridge; and the block to show.
+
+    That is the one whose ridges, of both modalities at position 0, err least on ID counts left out.
+    """
+    read: dict[str, Float[np.ndarray, " example"]] = {}
+    errors = np.zeros(trained.test["text"].answer.shape[1])
+    for modality in MODALITIES:
+        own, both = f"{modality}_to_{modality}", trained.fit[modality]
+        in_id = both.select(both.counts <= world.vision_max)
+        for layer, at, place in _places(both):
+            ridge = fit_ridge(in_id.answer[:, layer, at], in_id.counts)
+            errors[layer] += ridge.left_out if at == 0 else 0.0
+            for other, seen in trained.test.items():
+                read[f"{modality}_to_{other}.{place}"] = ridge(seen.answer[:, layer, at])
+            ceiling = fit_ridge(both.answer[:, layer, at], both.counts, between=True)
+            read[f"{own}.all.{place}"] = ceiling(trained.test[modality].answer[:, layer, at])
+        for layer in range(len(errors)):
+            fit, test = untrained.fit[modality], untrained.test[modality]
+            ridge = fit_ridge(fit.answer[:, layer, 0], fit.counts)
+            read[f"untrained.{own}.block_{layer}"] = ridge(test.answer[:, layer, 0])
+    return read | _controls(trained, untrained, world), int(errors.argmin())
+
+
+def _controls(
+    trained: Seen, untrained: Seen, world: World
+) -> dict[str, Float[np.ndarray, " example"]]:
+    """Read-outs of what is there before the decoder, and of the digit that position 1 is given."""
+    read = {}
+    for name, seen in (("encoder", trained), ("encoder.untrained", untrained)):
+        fit, test = seen.fit["vision"], seen.test["vision"]
+        in_id = fit.counts <= world.vision_max
+        read[name] = fit_ridge(fit.encoder[in_id], fit.counts[in_id])(test.encoder)
+    fit, test = untrained.fit["text"], trained.test["text"]
+    read["first_digit"] = fit_ridge(_digit(fit.counts), fit.counts)(_digit(test.counts))
+    return read
+
+
+def _places(of: Activations) -> Iterator[tuple[int, int, str]]:
+    """Every block and answer position, and how they are named."""
+    _, n_layers, n_positions, _ = of.answer.shape
+    for layer in range(n_layers):
+        for at in range(n_positions):
+            yield layer, at, f"block_{layer}{_POSITIONS[at]}"
+
+
+def _digit(counts: Int[np.ndarray, " item"]) -> Float[np.ndarray, "item 1"]:
+    """The first digit of the answer, as a number."""
+    return np.where(counts < 100, counts // 10, counts // 100)[:, None].astype(float)
+
+
+# --- estimates ----------------------------------------------------------------------------------
+
+
+def read_out_scores(
+    values: Float[np.ndarray, " example"], counts: Int[np.ndarray, " example"]
+) -> dict[str, Interval]:
+    """How good read-outs are, by the end of the key: exact share, `.error` and `.spearman`."""
+    scores = {
+        "": proportion(np.rint(values) == counts),
+        ".error": bootstrap_mean(np.abs(values - counts), groups=counts),
+    }
+    rank = spearman(values, counts)
+    return scores | ({} if rank is None else {".spearman": rank})
+
+
+def spearman(
+    values: Float[np.ndarray, " example"], counts: Int[np.ndarray, " example"], *, seed: int = 0
+) -> Interval | None:
+    """Rank correlation with a percentile bootstrap that draws whole counts.
+
+    Ties have their mean rank. Draws of one count alone have no correlation and are left out. None
+    where there is one count, or all values are equal. The interval is widened to hold the estimate.
+    """
+    labels, group = np.unique(counts, return_inverse=True)
+    levels, level = np.unique(values, return_inverse=True)
+    if min(len(labels), len(levels)) < 2:
+        return None
+    even = np.full(len(labels), 1 / len(labels))
+    drawn = np.random.default_rng(seed).multinomial(len(labels), even, size=_RESAMPLES)
+    times = np.concatenate([np.ones((1, len(labels)), dtype=int), drawn])
+    parts = np.array_split(times, 1 + times.shape[0] * len(values) // _BLOCK)
+    value, *found = np.concatenate([_rank_correlations(part, group, level) for part in parts])
+    low, high = np.nanquantile(found, [0.025, 0.975])
+    return Interval(float(value), float(min(low, value)), float(max(high, value)), int(len(values)))
+
+
+def _rank_correlations(
+    times: Int[np.ndarray, "draw count"],
+    group: Int[np.ndarray, " example"],
+    level: Int[np.ndarray, " example"],
+) -> Float[np.ndarray, " draw"]:
+    """Spearman's coefficient when the examples of each count are there so many times; or NaN."""
+    weight = times[:, group].astype(float)
+    order = np.argsort(level, kind="stable")
+    starts = np.flatnonzero(np.diff(level[order], prepend=-1))
+    middle = (weight.sum(1, keepdims=True) + 1) / 2
+    x = _midranks(times * np.bincount(group))[:, group] - middle
+    y = _midranks(np.add.reduceat(weight[:, order], starts, axis=1))[:, level] - middle
+    scale = np.sqrt((weight * x * x).sum(1) * (weight * y * y).sum(1))
+    with np.errstate(invalid="ignore"):  # a draw of one count: 0 / 0
+        return (weight * x * y).sum(1) / scale
+
+
+def _midranks(sizes: np.ndarray) -> Float[np.ndarray, "draw tie"]:
+    """Mean rank of each group of ties, from the sizes of the groups in their order."""
+    return np.cumsum(sizes, axis=1) - (sizes - 1) / 2
+
+
+def _by_count(
+    values: Float[np.ndarray, " example"], counts: Int[np.ndarray, " example"]
+) -> list[dict]:
+    """Mean read-out of every count, and where the middle 80 % of them lie."""
+    rows = []
+    for count in np.unique(counts):
+        own = values[counts == count]
+        low, high = np.quantile(own, [0.1, 0.9])
+        rows.append(
+            {"count": int(count), "mean": float(own.mean()), "low": float(low), "high": float(high)}
+        )
+    return rows
+
+
+# --- what is shown ------------------------------------------------------------------------------
+
+
+def figure(result: Result) -> Figure:
+    """Read-outs against counts at one block; below, how many are exact, block by block."""
+    data = result.data
+    fig, axes = plt.subplots(
+        2, 2, figsize=(7.5, 6.0), sharey="row", layout="constrained", height_ratios=(1.6, 1)
+    )
+    for (top, bottom), read in zip(axes.T, MODALITIES, strict=True):
+        for fitted in MODALITIES:
+            _plot_read_outs(top, data["read"][f"{fitted}_to_{read}"], fitted)
+        _frame_read_outs(top, data, read)
+        _plot_blocks(bottom, result, read)
+    axes[0, 0].set_ylabel("read-out (mean; band: middle 80 %)")
+    axes[0, 0].legend(frameon=False, loc="lower right", fontsize=8)
+    axes[1, 0].set_ylabel(f"read-outs exact in {_shown_regime(data).upper()}")
+    handles = axes[1, 0].get_legend_handles_labels()
+    fig.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return fig
+
+
+def _plot_read_outs(ax: Axes, rows: list[dict], fitted: str) -> None:
+    x, y = [row["count"] for row in rows], [row["mean"] for row in rows]
+    style = MODALITY_STYLE[fitted]
+    ax.plot(x, y, ms=3, lw=1.0, label=f"fitted on {fitted}, ID", **style)
+    low, high = [row["low"] for row in rows], [row["high"] for row in rows]
+    ax.fill_between(x, low, high, color=style["color"], alpha=0.18, lw=0)
+
+
+def _frame_read_outs(ax: Axes, data: dict, read: str) -> None:
+    counts = [row["count"] for row in data["read"][f"{read}_to_{read}"]]
+    first, last = min(counts, default=0), max(counts, default=1)
+    ax.plot([first, last], [first, last], color="0.3", lw=0.8, ls=":")
+    ax.set_title(f"read from {_NAMES[read]}, after block {data['layer']}", size=9, pad=4)
+    ax.set_xlabel("count")
+    mark_regimes(ax, data["regimes"])
+
+
+_NAMES = {"vision": "pictures", "text": "text"}
+
+
+def _plot_blocks(ax: Axes, result: Result, read: str) -> None:
+    """Exact share after each block: fitted on either modality, and the two controls."""
+    regime, layers = _shown_regime(result.data), range(result.data["n_layers"])
+    own = f"{read}_to_{read}"
+    lines = [
+        (f"{fitted}_to_{read}.", {"label": f"fitted on {fitted}, ID", **MODALITY_STYLE[fitted]})
+        for fitted in MODALITIES
+    ]
+    lines.append((f"{own}.all.", {**_CEILING, "label": "same modality, ID and VE"}))
+    lines.append((f"untrained.{own}.", {**_UNTRAINED, "label": "untrained model, ID"}))
+    for shift, (stem, style) in zip((-0.12, -0.04, 0.04, 0.12), lines, strict=True):
+        keys = [f"answer_ridge.{stem}block_{layer}.{regime}" for layer in layers]
+        y, low, high = ([result.metrics[k + end] for k in keys] for end in ("", ".low", ".high"))
+        errors = np.maximum([np.subtract(y, low), np.subtract(high, y)], 0)
+        ax.errorbar(np.arange(len(y)) + shift, y, errors, ms=4, lw=1.1, elinewidth=1, **style)
+    ax.set_xticks(list(layers), [f"block {layer}" for layer in layers])
+    ax.set(ylim=(-0.05, 1.05), xlim=(-0.4, len(layers) - 0.6))
+
+
+_CEILING = {"color": "0.25", "marker": "^", "linestyle": ":"}
+_UNTRAINED = {"color": "#E69F00", "marker": "x", "linestyle": ":"}
+
+
+def _shown_regime(data: dict) -> str:
+    """VE, or where it has no examples what comes last."""
+    return "ve" if "ve" in data["regimes"] else list(data["regimes"])[-1]
+
+
+def table(result: Result) -> Table:
+    """Position 0: a row for each direction and block, then the controls."""
+    regimes, layers = result.data["regimes"], range(result.data["n_layers"])
+    named = [(name.replace("_", " "), f"{name}.") for name in DIRECTIONS]
+    for modality in MODALITIES:
+        own = f"{modality}_to_{modality}"
+        named.append((f"  fitted on ID and VE: {own.replace('_', ' ')}", f"{own}.all."))
+    for modality in MODALITIES:
+        own = f"{modality}_to_{modality}"
+        named.append((f"  untrained model: {own.replace('_', ' ')}", f"untrained.{own}."))
+    rows = [
+        [what, str(layer), *_cells(result.metrics, f"{stem}block_{layer}", regimes)]
+        for what, stem in named
+        for layer in layers
+    ]
+    for what, stem in (("encoder, mean of patches", "encoder"),
+                       ("  untrained encoder", "encoder.untrained")):  # fmt: skip
+        rows.append([what, "-", *_cells(result.metrics, stem, regimes)])
+    heads = [f"{r.upper()} {what}" for r in regimes for what in ("exact (%)", "Spearman")]
+    return Table(_CAPTION, ["fitted on ID, read from", "after block", *heads], rows)
+
+
+_CAPTION = (
+    "The count read as one number at the answer's first position, by a ridge fitted on ID"
+    " [95 % interval]. Text to text is the control: where it fails on counts that the model names"
+    " in text, failing in pictures is no sign of a fracture"
+)
+
+
+def _cells(metrics: Mapping, stem: str, regimes: Mapping) -> list[str]:
+    keys = [f"answer_ridge.{stem}.{regime}" for regime in regimes]
+    return [cell for k in keys for cell in (percent(metrics, k), number(metrics, f"{k}.spearman"))]
+
+
+def _check(config: Config) -> None:
+    if config.fit_per_count < 2:
+        raise InputError(
+            f"fit_per_count is {config.fit_per_count}: a ridge needs at least 2 items of every"
+            " count, and some 20 to be worth it"
+        )
+    if config.items_per_count < 1:
+        raise InputError(f"items_per_count is {config.items_per_count}; ask for at least 1")

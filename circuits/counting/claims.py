@@ -1,0 +1,373 @@
+"""What of the paper holds? Its figures beside ours, claim by claim (arXiv:2605.30170).
+
+Published figures are those of the paper and, where accounts of it differ, of those too. Ours are
+read from the metrics of diagnoses; nothing here is measured or written down beforehand. A claim
+*holds* where the interval reaches the published figure within the margin that its rule names; it
+*holds with a control* where it does, and a control beside it changes what it means.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from circuits.counting.display import percent, stones
+from circuits.report import Table
+
+HOLDS = "holds"
+CONTROL = "holds with a control"
+FAILS = "does not hold"
+UNMEASURED = "cannot be measured so"
+
+Metrics = Mapping[str, float | int | str]
+Seeds = Mapping[int, Metrics]
+"""The metrics of each seed of one preset."""
+
+
+class Shown(NamedTuple):
+    """A number beside a claim: what it is, its key, how it is written."""
+
+    what: str
+    key: str
+    written: Callable[[Metrics, str], str] = percent
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A published figure, what other accounts of the paper say, and how ours is judged."""
+
+    claim: str
+    published: str
+    others: str
+    shown: tuple[Shown, ...]
+    judge: Callable[[Metrics], str]
+    reading: str
+    """The rule, and what a reader must know."""
+
+
+def reaches(key: str, figure: float, margin: float) -> Callable[[Metrics], str]:
+    """Holds where the interval comes within `margin` of the figure."""
+
+    def judge(metrics: Metrics) -> str:
+        low, high = metrics[f"{key}.low"], metrics[f"{key}.high"]
+        return HOLDS if low <= figure + margin and high >= figure - margin else FAILS
+
+    return judge
+
+
+def every(*judges: Callable[[Metrics], str]) -> Callable[[Metrics], str]:
+    """Holds where all parts do."""
+    return lambda metrics: FAILS if FAILS in [judge(metrics) for judge in judges] else HOLDS
+
+
+def _vision_gap(metrics: Metrics) -> str:
+    if any(metrics[f"vision_gap.{r}.high"] >= 0.5 for r in ("id", "ve", "fe")):
+        return FAILS
+    return CONTROL if metrics["vision_gap.untrained.ve.high"] < 0.5 else HOLDS
+
+
+def _language_gap(metrics: Metrics) -> str:
+    jumps = metrics["language_gap.ve.low"] > 0.5 > metrics["language_gap.id.high"]
+    return HOLDS if jumps else FAILS
+
+
+def _comparison(metrics: Metrics) -> str:
+    if metrics["comparison.vision.ve.low"] <= 0.7:
+        return FAILS
+    lost = metrics["comparison.vision.ve.near"] < metrics["comparison.vision.ve"]
+    return CONTROL if lost else HOLDS
+
+
+def _attractors(metrics: Metrics) -> str:
+    place = "topology.{}.ve.attractors"
+    own, control = place.format("vision"), place.format("text")
+    return CONTROL if metrics[f"{own}.low"] > metrics[f"{control}.high"] else FAILS
+
+
+def _heads(metrics: Metrics) -> str:
+    if "heads.excess" not in metrics:
+        return UNMEASURED
+    return CONTROL if metrics["heads.excess.low"] > 0 else FAILS
+
+
+def _masking(figures: Mapping[int, float]) -> Callable[[Metrics], str]:
+    def judge(metrics: Metrics) -> str:
+        parts = [reaches(f"masking.vision.black.k{k}", f, 0.02) for k, f in figures.items()]
+        if every(*parts)(metrics) == FAILS:
+            return FAILS
+        spared = all(metrics[f"masking.vision.white.k{k}.low"] > 0.9 for k in figures)
+        return HOLDS if spared else CONTROL
+
+    return judge
+
+
+_EXACT = "Rule: the interval reaches the figure within 1 point."
+CLAIMS = (
+    Claim(
+        "Pictures of seen counts are answered right",
+        "ID 100 %",
+        "-",
+        (Shown("pictures, ID, %", "accuracy.vision.id"),),
+        reaches("accuracy.vision.id", 1.0, 0.01),
+        _EXACT,
+    ),
+    Claim(
+        "Pictures of unseen counts fail, although text has taught the words",
+        "VE 0 %",
+        "-",
+        (
+            Shown("pictures, VE, %", "accuracy.vision.ve"),
+            Shown("held to digits, %", "accuracy.vision.ve.digits"),
+            Shown("no number, %", "no_number.vision.ve"),
+        ),
+        reaches("accuracy.vision.ve", 0.0, 0.01),
+        f"{_EXACT} How far it falls depends on the boundary and on the seed.",
+    ),
+    Claim(
+        "Pictures of counts beyond both fail",
+        "FE 0 %",
+        "-",
+        (Shown("pictures, FE, %", "accuracy.vision.fe"),),
+        reaches("accuracy.vision.fe", 0.0, 0.01),
+        f"{_EXACT} On 19x19 boards a right answer has three digits, and none was ever trained: an"
+        " answer of two digits cannot be right there.",
+    ),
+    Claim(
+        "Text is answered right up to the largest number taught",
+        "ID and VE 100 %",
+        "-",
+        (
+            Shown("text, ID, %", "accuracy.text.id"),
+            Shown("text, VE, %", "accuracy.text.ve"),
+        ),
+        every(reaches("accuracy.text.id", 1.0, 0.01), reaches("accuracy.text.ve", 1.0, 0.01)),
+        _EXACT,
+    ),
+    Claim(
+        "Text goes beyond the largest number taught",
+        "FE about 99 %",
+        "0 %",
+        (
+            Shown("text, FE, %", "accuracy.text.fe"),
+            Shown("no number, %", "no_number.text.fe"),
+        ),
+        reaches("accuracy.text.fe", 0.99, 0.01),
+        f"{_EXACT} On 19x19 boards the right answers have three digits. No model was trained to"
+        " give three, so an answer of two digits cannot be right.",
+    ),
+    Claim(
+        "The vision encoder counts every board (vision gap 0)",
+        "0 stones up to 120",
+        "-",
+        (
+            Shown("vision gap, VE, stones", "vision_gap.ve", stones),
+            Shown("FE, stones", "vision_gap.fe", stones),
+            Shown("untrained encoder, VE, stones", "vision_gap.untrained.ve", stones),
+            Shown("raw pixels, VE, stones", "vision_gap.pixels.ve", stones),
+        ),
+        _vision_gap,
+        "Rule: the interval lies below half a stone in all regimes. The control: an untrained"
+        " encoder and raw pixels do the same, so the gap does not show that training taught it.",
+    ),
+    Claim(
+        "The language gap jumps where pictures end",
+        "0, then a jump at the first unseen count",
+        "-",
+        (
+            Shown("language gap, ID, stones", "language_gap.id", stones),
+            Shown("VE, stones", "language_gap.ve", stones),
+            Shown("the same for text, VE, stones", "language_gap.text.ve", stones),
+        ),
+        _language_gap,
+        "Rule: the interval lies below half a stone in ID and above it in VE.",
+    ),
+    Claim(
+        "A True/False model still compares the amounts it cannot name",
+        "VE above 90 %",
+        "92 %; above 70 %",
+        (
+            Shown("published pairs, VE, %", "comparison.vision.ve"),
+            Shown("pairs 1 to 3 apart, VE, %", "comparison.vision.ve.near"),
+            Shown("text, 1 to 3 apart, VE, %", "comparison.text.ve.near"),
+        ),
+        _comparison,
+        "Rule: above 70 % on the published kind of pair (half equal, half a uniform other number,"
+        " chance 50 %). The control: such pairs are mostly far apart; pairs 1 to 3 apart need the"
+        " amount itself.",
+    ),
+    Claim(
+        "The comparison is near perfect on seen counts",
+        "ID 98 %",
+        "-",
+        (Shown("published pairs, ID, %", "comparison.vision.id"),),
+        reaches("comparison.vision.id", 0.98, 0.02),
+        "Rule: the interval reaches the figure within 2 points.",
+    ),
+    Claim(
+        "The comparison is near chance beyond both",
+        "FE 55 %",
+        "-",
+        (Shown("published pairs, FE, %", "comparison.vision.fe"),),
+        reaches("comparison.vision.fe", 0.55, 0.05),
+        "Rule: the interval reaches the figure within 5 points.",
+    ),
+    Claim(
+        "Wrong answers fall on attractors: the visual edge, the last decade, small numbers",
+        "49, 90..99, and 9, 5, 6",
+        "-",
+        (
+            Shown("at an attractor, VE, %", "topology.vision.ve.attractors"),
+            Shown("at the edge, %", "topology.vision.ve.edge"),
+            Shown("in the last decade, %", "topology.vision.ve.last_decade"),
+            Shown("below 10, %", "topology.vision.ve.small"),
+            Shown("text at an attractor, VE, %", "topology.text.ve.attractors"),
+        ),
+        _attractors,
+        "Rule: answers (held to digits) lie there more often than those about text, which are"
+        " right: some right answers lie in the last decade too.",
+    ),
+    Claim(
+        "Seeing and reading need different heads",
+        "95.7 % of pairs differ",
+        "-",
+        (
+            Shown("picture with text, %", "heads.differ.cross"),
+            Shown("picture with picture, %", "heads.differ.vision"),
+            Shown("text with text, %", "heads.differ.text"),
+            Shown("beyond the larger baseline, points", "heads.excess"),
+        ),
+        _heads,
+        "Rule: the share lies above both baselines, two pictures and two texts of one count, which"
+        " differ as well.",
+    ),
+    Claim(
+        "Most pairs share no head at all",
+        "-",
+        "73.6 %",
+        (
+            Shown("picture with text, %", "heads.disjoint.cross"),
+            Shown("picture with picture, %", "heads.disjoint.vision"),
+            Shown("text with text, %", "heads.disjoint.text"),
+        ),
+        reaches("heads.disjoint.cross", 0.736, 0.1),
+        "Rule: the interval reaches the figure within 10 points. Pairs in which a sample needs no"
+        " head are left out: two empty sets are no agreement.",
+    ),
+    Claim(
+        "Hiding k black patches takes k off the answer, k up to 4",
+        "100 %",
+        "-",
+        tuple(Shown(f"k = {k}, %", f"masking.vision.black.k{k}") for k in (1, 2, 3, 4))
+        + (Shown("k = 4 white ones: unchanged, %", "masking.vision.white.k4"),),
+        _masking({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}),
+        "Rule: the interval reaches the figure within 2 points for every k. The control: hiding k"
+        " white patches should change nothing.",
+    ),
+    Claim(
+        "Hiding 5 black patches takes 5 off the answer less often",
+        "77.2 %",
+        "-",
+        (
+            Shown("k = 5, %", "masking.vision.black.k5"),
+            Shown("k = 5 white ones: unchanged, %", "masking.vision.white.k5"),
+        ),
+        _masking({5: 0.772}),
+        "Rule: the interval reaches the figure within 2 points.",
+    ),
+)
+"""What the paper says of its own small model."""
+
+ELSEWHERE = (
+    (
+        "Qwen3-VL-32B on 6x6 boards: text stays above about 50 % to 20, pictures fall after 5",
+        "about 5 % at 8, 0 at 15; vision gap about 0.1",
+        "-",
+    ),
+    (
+        "Qwen3-VL-32B: probes on image tokens, layer by layer",
+        "above 99 % in the first 40 of 64 layers, lower in the last",
+        "100 %",
+    ),
+)
+"""Claims on a large model; its weights are not here, so nothing of ours stands beside them."""
+
+BEYOND = (
+    Shown("count read by ridge, text to text, VE, %", "answer_ridge.text_to_text.{}.ve"),
+    Shown("pictures to pictures, VE, %", "answer_ridge.vision_to_vision.{}.ve"),
+    Shown("text to pictures, VE, %", "answer_ridge.text_to_vision.{}.ve"),
+    Shown("pictures, fitted on all counts, VE, %", "answer_ridge.vision_to_vision.all.{}.ve"),
+    Shown("pictures lose more than text, 1 to 3 apart, points", "comparison.gap.ve.beyond_id"),
+    Shown("heads needed most: shared with text, %", "heads.top.cross"),
+    Shown("shared by halves of the pictures, %", "heads.top.vision"),
+)
+"""What the paper does not measure; the ridge reads the last block."""
+
+
+def verdict(claim: Claim, seeds: Seeds) -> str:
+    """One word for a preset: its seeds' common verdict, or which seed says what."""
+    found: dict[str, list[str]] = {}
+    for seed, metrics in seeds.items():
+        known = all(shown.key in metrics for shown in claim.shown)
+        said = claim.judge(metrics) if known else UNMEASURED
+        found.setdefault(said, []).append(str(seed))
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"{said} (seed {', '.join(which)})" for said, which in found.items())
+
+
+def overview(presets: Mapping[str, Seeds]) -> Table:
+    """Every claim, and its verdict for each preset."""
+    rows = [
+        [c.claim, c.published, c.others, *(verdict(c, seeds) for seeds in presets.values())]
+        for c in CLAIMS
+    ]
+    rows += [[*row, *[UNMEASURED] * len(presets)] for row in map(list, ELSEWHERE)]
+    columns = ["claim", "published", "other accounts", *presets]
+    return Table("What of the paper holds?", columns, rows)
+
+
+def details(presets: Mapping[str, Seeds]) -> list[tuple[Claim, Table]]:
+    """For every claim our numbers, a row for each preset and number, a column for each seed."""
+    most = sorted({seed for seeds in presets.values() for seed in seeds})
+    found = []
+    for claim in CLAIMS:
+        rows = [
+            [preset, shown.what, *_cells(shown, seeds, most)]
+            for preset, seeds in presets.items()
+            for shown in claim.shown
+        ]
+        columns = ["preset", "ours", *(f"seed {seed}" for seed in most)]
+        found.append((claim, Table(claim.claim, columns, rows)))
+    return found
+
+
+def ours(presets: Mapping[str, Seeds]) -> Table:
+    """All claims and all our numbers in one table."""
+    rows = [[claim.claim, *row] for claim, table in details(presets) for row in table.rows]
+    columns = ["claim", *details(presets)[0][1].columns]
+    shown = [
+        ["" if i and rows[i - 1][0] == row[0] else row[0], *row[1:]] for i, row in enumerate(rows)
+    ]
+    return Table("The paper's claims: our numbers [95 % intervals]", columns, shown)
+
+
+def beyond(presets: Mapping[str, Seeds]) -> Table:
+    """What is measured beside the paper."""
+    most = sorted({seed for seeds in presets.values() for seed in seeds})
+    rows = []
+    for preset, seeds in presets.items():
+        last = _last_block(seeds)
+        for shown in BEYOND:
+            own = shown._replace(key=shown.key.format(last))
+            rows.append([preset, own.what, *_cells(own, seeds, most)])
+    return Table("Beside the paper", ["preset", "ours", *(f"seed {seed}" for seed in most)], rows)
+
+
+def _cells(shown: Shown, seeds: Seeds, most: Sequence[int]) -> list[str]:
+    return [shown.written(seeds[seed], shown.key) if seed in seeds else "-" for seed in most]
+
+
+def _last_block(seeds: Seeds) -> str:
+    head = "answer_ridge.text_to_text.block_"
+    keys = [key for metrics in seeds.values() for key in metrics if key.startswith(head)]
+    blocks = {int(key.removeprefix(head).split(".")[0]) for key in keys}
+    return f"block_{max(blocks, default=0)}"

@@ -1,0 +1,162 @@
+"""The published figures beside ours: rules on planted numbers, and the command on small models."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from circuits.counting import claims, paper
+from circuits.counting.claims import CLAIMS, CONTROL, FAILS, HOLDS, UNMEASURED, Claim, Shown
+from circuits.counting.display import percent
+from interp.errors import InputError
+
+
+def _interval(key: str, value: float, half: float = 0.005) -> dict:
+    return {key: value, f"{key}.low": value - half, f"{key}.high": value + half, f"{key}.n": 400}
+
+
+def _claim(judge, *keys: str) -> Claim:
+    return Claim("it", "100 %", "-", tuple(Shown(key, key) for key in keys), judge, "a rule")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(1.0, HOLDS), (0.987, HOLDS), (0.98, FAILS), (0.5, FAILS)]
+)
+def test_a_figure_is_reached_by_an_interval_within_the_margin(value, said):
+    assert claims.reaches("a", 1.0, 0.01)(_interval("a", value)) == said
+
+
+def test_all_parts_must_hold():
+    both = claims.every(claims.reaches("a", 1.0, 0.01), claims.reaches("b", 1.0, 0.01))
+    assert both({**_interval("a", 1.0), **_interval("b", 1.0)}) == HOLDS
+    assert both({**_interval("a", 1.0), **_interval("b", 0.9)}) == FAILS
+
+
+def test_seeds_that_disagree_are_named():
+    claim = _claim(claims.reaches("a", 1.0, 0.01), "a")
+    seeds = {0: _interval("a", 1.0), 1: _interval("a", 0.5), 2: _interval("a", 1.0), 3: {}}
+    assert claims.verdict(claim, {0: seeds[0], 2: seeds[2]}) == HOLDS
+    assert claims.verdict(claim, seeds) == (
+        f"{HOLDS} (seed 0, 2); {FAILS} (seed 1); {UNMEASURED} (seed 3)"
+    )
+
+
+def _judged(word: str):
+    (claim,) = [claim for claim in CLAIMS if word in claim.claim]
+    return claim.judge
+
+
+@pytest.mark.parametrize(
+    ("gap", "untrained", "said"), [(0.0, 0.0, CONTROL), (0.0, 2.0, HOLDS), (1.0, 0.0, FAILS)]
+)
+def test_no_vision_gap_says_little_where_an_untrained_encoder_has_none(gap, untrained, said):
+    metrics = _interval("vision_gap.untrained.ve", untrained)
+    for regime in ("id", "ve", "fe"):
+        metrics |= _interval(f"vision_gap.{regime}", gap)
+    assert _judged("vision gap 0")(metrics) == said
+
+
+@pytest.mark.parametrize(
+    ("excess", "said"), [(0.3, CONTROL), (0.0, FAILS), (-0.2, FAILS), (None, UNMEASURED)]
+)
+def test_different_heads_are_judged_against_the_baselines(excess, said):
+    metrics = {} if excess is None else _interval("heads.excess", excess)
+    assert _judged("Seeing and reading")(metrics) == said
+
+
+@pytest.mark.parametrize(
+    ("published", "near", "said"), [(0.95, 0.6, CONTROL), (0.95, 0.97, HOLDS), (0.6, 0.6, FAILS)]
+)
+def test_far_pairs_are_told_from_near_ones(published, near, said):
+    metrics = _interval("comparison.vision.ve", published)
+    metrics |= _interval("comparison.vision.ve.near", near)
+    assert _judged("still compares")(metrics) == said
+
+
+@pytest.mark.parametrize(
+    ("black", "white", "said"), [(1.0, 1.0, HOLDS), (1.0, 0.4, CONTROL), (0.6, 1.0, FAILS)]
+)
+def test_masking_is_read_beside_white_stones(black, white, said):
+    metrics: dict = {}
+    for k in (1, 2, 3, 4):
+        metrics |= _interval(f"masking.vision.black.k{k}", black)
+        metrics |= _interval(f"masking.vision.white.k{k}", white)
+    assert _judged("k up to 4")(metrics) == said
+
+
+def test_the_language_gap_must_jump_and_attractors_must_exceed_right_answers():
+    jump = {**_interval("language_gap.id", 0.0), **_interval("language_gap.ve", 3.0)}
+    assert _judged("language gap")(jump) == HOLDS
+    assert _judged("language gap")({**jump, **_interval("language_gap.ve", 0.2)}) == FAILS
+    own, control = "topology.vision.ve.attractors", "topology.text.ve.attractors"
+    assert _judged("attractors")({**_interval(own, 0.9), **_interval(control, 0.5)}) == CONTROL
+    assert _judged("attractors")({**_interval(own, 0.5), **_interval(control, 0.5)}) == FAILS
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory, small_subject, write_models) -> tuple[paper.Config, dict]:
+    """The command on two folders of small models, with few examples."""
+    root = tmp_path_factory.mktemp("paper")
+    models = tuple(str(write_models(small_subject, root / name)) for name in ("one", "two"))
+    config = paper.Config(out=root / "new" / "runs", models=models, per_count=2)
+    return config, paper.run(config)
+
+
+def test_every_number_on_the_page_is_a_metric_of_the_diagnosis(measured):
+    config, found = measured
+    page = (config.out / "findings.md").read_text()
+    for name in ("one", "two"):
+        saved = json.loads((config.out / name / "metrics.json").read_text())
+        own = {k.removeprefix("seed_4."): v for k, v in saved.items()}
+        for claim in CLAIMS:
+            assert f"## {claim.claim}" in page
+            for shown in claim.shown:
+                assert f"| {name} | {shown.what} | {shown.written(own, shown.key)} |" in page
+        assert found[name][4]["accuracy.vision.ve"] == own["accuracy.vision.ve"]
+    assert paper.command(config) in page
+
+
+def test_a_diagnosis_that_is_there_is_not_made_again_and_another_one_is(measured):
+    config, found = measured
+    before = (config.out / "one" / "config.json").read_bytes()
+    told = []
+    again = paper.run(config, lambda what, share: told.append(what))
+    assert again == found and told == []
+    assert (config.out / "one" / "config.json").read_bytes() == before
+    with pytest.raises(KeyboardInterrupt):
+        paper.run(replace(config, per_count=3), _interrupt)
+    assert (config.out / "one" / "config.json").read_bytes() == before
+
+
+def _interrupt(what: str, share: float) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_preset_without_examples_of_a_regime_is_not_judged_there(measured):
+    _, found = measured
+    part = {k: v for k, v in found["one"][4].items() if ".fe" not in k}
+    (claim,) = [claim for claim in CLAIMS if claim.published == "FE 0 %"]
+    assert claims.verdict(claim, {0: part}) == UNMEASURED
+
+
+def test_the_overview_has_a_row_for_every_claim_and_the_large_model(measured):
+    table = claims.overview(measured[1])
+    assert len(table.rows) == len(CLAIMS) + len(claims.ELSEWHERE)
+    assert {row[3] for row in table.rows[-2:]} == {UNMEASURED}
+    assert {row[3] for row in table.rows} <= {HOLDS, CONTROL, FAILS, UNMEASURED}
+
+
+@pytest.mark.parametrize("models", [(), ("tiny", "a/tiny")])
+def test_models_are_named_once(tmp_path, models):
+    with pytest.raises(InputError, match="name at least one, each once"):
+        paper.run(paper.Config(out=tmp_path, models=models))
+
+
+def test_presets_with_other_seeds_stand_in_one_table(measured):
+    (seeds,) = {"one": measured[1]["one"]}.values()
+    both = {"one": {0: seeds[4], 4: seeds[4]}, "two": seeds}
+    row = claims.ours(both).rows
+    assert claims.ours(both).columns == ["claim", "preset", "ours", "seed 0", "seed 4"]
+    said = percent(seeds[4], "accuracy.vision.id")
+    assert row[0][1:] == ["one", "pictures, ID, %", said, said]
+    assert row[1] == ["", "two", "pictures, ID, %", "-", said]
