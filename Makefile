@@ -1,6 +1,7 @@
 # `make` lists the targets. The first one that you ask for makes .venv and installs what it needs.
 PYTHON ?= python3
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 # Compiling all that PyTorch brings costs a minute; --no-compile leaves it to the first import of what is used.
 PIP_ARGS ?= -qq --no-compile
 
@@ -11,7 +12,7 @@ python := .venv/bin/python
 stamps := .venv/installed .venv/installed-test .venv/installed-docs .venv/installed-types
 $(shell [ ! -e .venv/installing ] || rm -f $(stamps))
 
-.PHONY: help demo test docs lint types clean
+.PHONY: help demo test bench docs lint types clean
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -22,6 +23,9 @@ demo: .venv/installed ## where does counting break in the toy? a table, and a re
 
 test: .venv/installed-test ## run all tests; PYTEST_ARGS="-k sites -x" runs some
 	@OMP_NUM_THREADS=1 $(python) -m pytest $(PYTEST_ARGS)
+
+bench: .venv/installed ## measure speed against its limits, to .bench/bench.json; SIZE=small is quick
+	@OMP_NUM_THREADS=1 $(python) -m tests.bench $(BENCH_ARGS)
 
 docs: .venv/installed-docs ## build the site in docs/_build/html, running its notebooks
 	@$(python) -m sphinx -qEW --keep-going -b html docs docs/_build/html
@@ -35,7 +39,7 @@ types: .venv/installed-types ## check types; the tests check shapes as they run
 	@$(python) -m basedpyright
 
 clean: ## remove all that make made, but for runs
-	rm -rf .venv dist docs/_build .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .bench dist docs/_build .pytest_cache .ruff_cache .hypothesis
 	find circuits interp tests docs -name __pycache__ -prune -exec rm -rf {} +
 
 extra = $(patsubst .venv/installed-%,[%],$(filter-out .venv/installed,$@))

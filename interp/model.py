@@ -3,7 +3,7 @@
 A batch goes in, some sites are kept, some edits are applied on the way: `HookedVLM.run`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -140,7 +140,10 @@ class Batch:
         if new.shape[0] != len(self):
             raise InputError(f"{new.shape[0]} rows of new tokens for a batch of {len(self)}")
         n, new = new.shape[1], new.cpu()
-        last = self.positions.masked_fill(~self.mask, -1).amax((0, 2))
+        if bool(self.mask[:, -1].all()):  # then the last token is the furthest, on some axis
+            last = self.positions[:, :, -1].amax(0)
+        else:
+            last = self.positions.masked_fill(~self.mask, -1).amax((0, 2))
         new_positions = (last[:, None] + 1 + torch.arange(n)).expand(len(self.positions), -1, -1)
         return replace(
             self,
@@ -165,7 +168,7 @@ class State:
 
     batch: Batch
     """The prompt and the tokens taken so far."""
-    memory: tuple[tuple[Tensor, Tensor], ...]
+    memory: tuple[Iterable[Tensor], ...]
     """Keys (rotated) and values of each block: batch pos head d_head."""
     logits: Float[Tensor, "batch d_vocab"]
     """Of the last token read: what comes next."""

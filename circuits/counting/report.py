@@ -84,8 +84,8 @@ _TEXT = {
         says whether the number is there linearly at all. What an untrained model or the encoder's
         mean gives was not put there by training. At the second position (in metrics.json) the true
         first digit is part of the input, so an exact read-out there is partly a tautology:
-        first_digit, a ridge on that digit alone, says how much the input gives away. A ridge fitted
-        on ID meets first digits there that it never saw, so its failure in VE is no news either.""",
+        first_digit, a ridge on that digit alone, says how much the input gives away. A ridge
+        fitted on ID meets first digits in VE that it never saw, so failing is no news.""",
 }
 
 

@@ -5,10 +5,11 @@ its tools look for, so that caches, patching and lenses work unchanged.
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
-from einops import einsum, rearrange
+from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformer_lens import FactoredMatrix, TransformerBridgeConfig
@@ -18,16 +19,47 @@ from interp.toy.rope import Rotary, rotate
 
 
 class Memory:
-    """Keys (rotated) and values of one block, growing as tokens are read."""
+    """Keys (rotated) and values of one block; what is read later is added by `extend`.
 
-    def __init__(self, keys: Tensor | None = None, values: Tensor | None = None) -> None:
-        self.keys, self.values = keys, values
+    Copies share their tensors. There is room behind them, which the first copy that reads on
+    writes into; another copy that then reads on from the same place takes tensors of its own.
+    """
+
+    ROOM = 8  # tokens that are added without copying what is there
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._tensors: tuple[Tensor, Tensor] | None = None
+        self._written = [0]  # shared by copies: how far somebody has written
+
+    def copy(self) -> "Memory":
+        other = Memory()
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Keys, then values: batch pos head d_head."""
+        return (tensor[:, : self.length] for tensor in self._tensors or ())
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        if self.keys is not None:
-            k, v = torch.cat([self.keys, k], 1), torch.cat([self.values, v], 1)
-        self.keys, self.values = k, v
-        return k, v
+        """Keys and values of all that was read, these included."""
+        length = self.length + k.shape[1]
+        fits = self._tensors is not None and length <= self._tensors[0].shape[1]
+        if not fits or self._written[0] != self.length:
+            self._tensors = (self._moved(k, length, 0), self._moved(v, length, 1))
+            self._written = [self.length]
+        for tensor, new in zip(self._tensors, (k, v), strict=True):
+            tensor[:, self.length : length] = new
+        self.length = self._written[0] = length
+        keys, values = self
+        return keys, values
+
+    def _moved(self, like: Tensor, length: int, which: int) -> Tensor:
+        """A tensor with room, and what is known so far at its beginning."""
+        new = like.new_empty(len(like), length + self.ROOM, *like.shape[2:])
+        if self._tensors is not None:
+            new[:, : self.length] = self._tensors[which][:, : self.length]
+        return new
 
 
 class LayerNorm(nn.Module):
@@ -76,7 +108,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch query d_model"]:
         """`inputs`: normalised streams for q, k, v; `rope`: rotary of queries and of keys.
 
-        `allowed` None (fused attention only): every key, in a decoder every key before the query.
+        `allowed` None (fused attention only): every key, in a decoder every key up to the query.
         """
         q, k, v = (
             hook(_project(x, weight, bias))
@@ -92,11 +124,9 @@ class Attention(nn.Module):
         return self.hook_out(self._write(self.hook_z(self._attend(q, k, v, allowed))))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> Tensor:
-        q, k, v = (
-            rearrange(x, "batch pos head d_head -> batch head pos d_head") for x in (q, k, v)
-        )
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # batch head pos d_head
         if self.cfg.use_fused_attention:
-            causal = allowed is None and self.cfg.attention_dir == "causal"
+            causal = allowed is None and self.cfg.attention_dir == "causal" and q.shape[2] > 1
             z = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=causal)
         else:
             # a finite floor: a query without any key gets uniform weights, not NaN; zeroed below
@@ -105,7 +135,7 @@ class Attention(nn.Module):
             # once more: edited scores must not take weight from the keys that can be seen
             scores = self.hook_attn_scores(scores).masked_fill(hidden, floor)
             z = self.hook_pattern(F.softmax(scores, -1).masked_fill(hidden, 0.0)) @ v
-        return rearrange(z, "batch head pos d_head -> batch pos head d_head")
+        return z.transpose(1, 2)
 
     def _write(self, z: Tensor) -> Tensor:
         if self.cfg.use_attn_result:
@@ -126,7 +156,7 @@ class Attention(nn.Module):
 def _project(x: Tensor, weight: Tensor, bias: Tensor) -> Float[Tensor, "batch pos head d_head"]:
     if x.ndim == 4:  # one copy of the stream for every head
         return einsum(x, weight, "b p h m, h m d -> b p h d") + bias
-    flat = rearrange(weight, "head d_model d_head -> (head d_head) d_model")
+    flat = weight.mT.flatten(0, 1)  # (head d_head) d_model; einops costs as much as the product
     return F.linear(x, flat, bias.flatten()).unflatten(-1, bias.shape)
 
 

@@ -100,10 +100,11 @@ class NativeVLM(GatedHooks):
         order = range(len(self.blocks))[layers]
         for layer in order:
             memory = None if memories is None else memories[layer]
-            past = 0 if memory is None or memory.keys is None else memory.keys.shape[1]
+            past = 0 if memory is None else memory.length
             start = read_from if layer == len(self.blocks) - 1 else 0
             mask, allowed = key_masks[layer], None
-            if not self.cfg.use_fused_attention or mask is not None or past or start:
+            later = past and x.shape[1] > 1  # a single new token sees all that was read
+            if not self.cfg.use_fused_attention or mask is not None or later or start:
                 allowed = _causal(x.shape[1], past, mask, x.device)
             x = self.blocks[layer](x, rope, allowed, memory, start)
         return x

@@ -1,5 +1,6 @@
 """Multimodal rotary positions (M-RoPE), as in Qwen2-VL (arXiv:2409.12191, section 2.1)."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -18,12 +19,20 @@ def rotary(
     positions: Int[Tensor, "3 batch pos"], sections: tuple[int, int, int], base: float
 ) -> Rotary:
     """Angles in which each section of frequencies follows one axis: time, height or width."""
-    half = sum(sections)
-    inverse = 1.0 / base ** (torch.arange(half, device=positions.device).float() / half)
-    axis = torch.repeat_interleave(torch.arange(3), torch.tensor(sections)).to(positions.device)
+    inverse, axis = _frequencies(sections, base, positions.device)
     angle = positions[axis].permute(1, 2, 0).float() * inverse
     angle = torch.cat([angle, angle], -1)[:, :, None]
     return Rotary(angle.cos(), angle.sin())
+
+
+@lru_cache(maxsize=16)
+def _frequencies(
+    sections: tuple[int, int, int], base: float, device: torch.device
+) -> tuple[Float[Tensor, " frequency"], Int[Tensor, " frequency"]]:
+    """Radians a position, and the axis that each frequency follows."""
+    half = sum(sections)
+    inverse = 1.0 / base ** (torch.arange(half, device=device).float() / half)
+    return inverse, torch.repeat_interleave(torch.arange(3), torch.tensor(sections)).to(device)
 
 
 def rotate(x: Float[Tensor, "batch pos head d_head"], by: Rotary) -> Float[Tensor, "..."]:

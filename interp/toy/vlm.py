@@ -1,7 +1,7 @@
 """The toy as a `HookedVLM`: prompts to batches, runs with edits and caches, cached steps."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import cached_property
 
@@ -134,7 +134,7 @@ class ToyVLM:
         with self._hooked(recorder):
             x = self.raw.ln_final(self._read(batch, edits, recorder, memories, start))
             logits = self.raw.unembed(_at(x, ends - start))[:, 0]
-        return State(batch, _kept(memories), logits, frozenset(recorder.fired))
+        return State(batch, tuple(memories), logits, frozenset(recorder.fired))
 
     @torch.no_grad()
     def step(
@@ -149,7 +149,7 @@ class ToyVLM:
         batch = state.batch.extend(tokens[:, None])
         frame = Frame(batch.layout, batch.layout.width - 1, 1)
         recorder = Recorder(edits, cache, frame, fired=state.fired)
-        memories = [Memory(*kept) for kept in state.memory]
+        memories = [memory.copy() for memory in state.memory]
         with self._hooked(recorder):
             new = tokens[:, None].to(self.device)
             x = self._decode(
@@ -160,13 +160,15 @@ class ToyVLM:
                 memories,
             )
             logits = self.raw.unembed(self.raw.ln_final(x))
-        new_state = State(batch, _kept(memories), logits[:, 0], frozenset(recorder.fired))
+        new_state = State(batch, tuple(memories), logits[:, 0], frozenset(recorder.fired))
         return Run(logits, recorder.kept), new_state
 
     def _hooked(self, recorder: Recorder) -> AbstractContextManager:
         for site in recorder.sites:
             if site not in self._all_sites:
                 raise sites.UnknownSiteError(site, self.sites)
+        if not recorder.sites:  # leaving hooks() visits every hook point
+            return nullcontext()
         return self.raw.hooks(fwd_hooks=[(hook_of(s), recorder) for s in recorder.sites])
 
     def _read(
@@ -269,7 +271,3 @@ def _at(
 def _ends(batch: Batch) -> Int[Tensor, "batch 1"]:
     """The column of each row's last real token."""
     return batch.mask.shape[1] - 1 - batch.mask.int().flip(1).argmax(1, keepdim=True)
-
-
-def _kept(memories: Sequence[Memory]) -> tuple[tuple[Tensor, Tensor], ...]:
-    return tuple((memory.keys, memory.values) for memory in memories)

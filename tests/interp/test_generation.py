@@ -336,6 +336,25 @@ def test_a_state_can_be_continued_twice(model, batch):
     )
 
 
+def test_two_continuations_of_a_state_do_not_write_into_each_other(model, batch):
+    words = torch.tensor([[5, 6, 7], [8, 9, 10]])
+    full = [model.run(batch.extend(own.expand(3, 3))).logits for own in words]
+    states = [model.prefill(batch)] * 2
+    for i in range(3):  # in turn: both read on from one state, then each from its own
+        for j, own in enumerate(words):
+            run, states[j] = model.step(own[i].expand(3), states[j])
+            torch.testing.assert_close(run.logits[:, 0], full[j][:, i + 1], atol=1e-5, rtol=1e-5)
+
+
+def test_more_tokens_than_there_was_room_for_are_read(model, left):
+    new = torch.arange(3 * 20).view(3, 20) % 10 + 5
+    state = model.prefill(left)
+    for i in range(20):
+        run, state = model.step(new[:, i], state)
+    expected = model.run(left.extend(new)).logits[:, -1]
+    torch.testing.assert_close(run.logits[:, 0], expected, atol=1e-5, rtol=1e-5)
+
+
 def test_extending_takes_one_token_list_a_row(model, left):
     with pytest.raises(InputError, match="2 rows"):
         left.extend(torch.zeros(2, 1, dtype=torch.long))

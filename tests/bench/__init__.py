@@ -1,0 +1,1 @@
+"""Is it as fast as it should be, and still right? `make bench`; see `tests.bench.run`."""
