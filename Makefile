@@ -12,7 +12,7 @@ python := .venv/bin/python
 stamps := .venv/installed .venv/installed-test .venv/installed-docs .venv/installed-types
 $(shell [ ! -e .venv/installing ] || rm -f $(stamps))
 
-.PHONY: help demo test bench docs lint types clean
+.PHONY: help demo test bench findings docs lint types clean
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -26,6 +26,10 @@ test: .venv/installed-test ## run all tests; PYTEST_ARGS="-k sites -x" runs some
 
 bench: .venv/installed ## measure speed against its limits, to .bench/bench.json; SIZE=small is quick
 	@OMP_NUM_THREADS=1 $(python) -m tests.bench $(BENCH_ARGS)
+
+findings: .venv/installed ## measure tiny, heads and paper again, and write docs/findings/counting.md (half an hour)
+	@$(python) -m circuits counting paper --out runs/paper
+	@cp runs/paper/findings.md docs/findings/counting.md
 
 docs: .venv/installed-docs ## build the site in docs/_build/html, running its notebooks
 	@$(python) -m sphinx -qEW --keep-going -b html docs docs/_build/html

@@ -4,7 +4,7 @@ Fresh at every step, or a set drawn once and visited in epochs, as the paper did
 (arXiv:2605.30170, section 3). Either way a batch is a function of seed, stage and step alone.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -110,7 +110,7 @@ class Epochs:
 
     def __init__(self, lessons: Lessons, per_count: int) -> None:
         self.lessons, self.per_count = lessons, per_count
-        self._set, self._order = cache(self._drawn), cache(self._shuffled)
+        self._set, self._order = cache(self._drawn), lru_cache(4)(self._shuffled)
 
     def draw(self, modality: str, stage: int, start: int, n: int) -> Lesson:
         """Examples number `start` to `start + n` of all that the stage takes."""
@@ -124,13 +124,19 @@ class Epochs:
     def _drawn(self, modality: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Counts, items and strings to compare with; drawn in parts that one call may ask for."""
         counts = np.repeat(np.arange(self.lessons.top(modality) + 1), self.per_count)
-        size = MAX_CELLS // self.lessons.world.size**2
-        parts = [counts[i : i + size] for i in range(0, len(counts), size)]
-        seed = _SET + MODALITIES.index(modality)
-        drawn = [self.lessons.items(modality, own, (seed, i)) for i, own in enumerate(parts)]
-        items, strings = zip(*drawn, strict=True)
-        compared = None if strings[0] is None else np.concatenate(strings)
-        return counts, np.concatenate(items), compared
+        seed, size = _SET + MODALITIES.index(modality), MAX_CELLS // self.lessons.world.size**2
+        items = strings = None
+        for i, start in enumerate(range(0, len(counts), size)):
+            part = slice(start, start + size)
+            own, compared = self.lessons.items(modality, counts[part], (seed, i))
+            if items is None:  # filled part by part: joining them would hold everything twice
+                items = np.empty((len(counts), *own.shape[1:]), own.dtype)
+                if compared is not None:
+                    strings = np.empty((len(counts), compared.shape[1]), compared.dtype)
+            items[part] = own
+            if strings is not None:
+                strings[part] = compared
+        return counts, items, strings
 
     def _shuffled(self, modality: str, stage: int, epoch: int) -> Int[np.ndarray, " example"]:
         seed = (self.lessons.seed, MODALITIES.index(modality), stage, epoch)

@@ -15,20 +15,16 @@ from statsmodels.stats.proportion import proportion_confint
 
 from circuits.counting import answer_ridge
 from circuits.counting.answer_ridge import (
-    PENALTIES,
     Config,
     Items,
     activations,
     first_digits,
     fit_items,
-    fit_ridge,
-    folds,
-    read_out_scores,
-    spearman,
 )
 from circuits.counting.boards import BLACK, World, split_of
 from circuits.counting.examples import make_examples
 from circuits.counting.questions import MODALITIES, Asker, number_of_c
+from circuits.counting.ridge import PENALTIES, fit_ridge, folds, read_out_scores, spearman
 from circuits.counting.subject import Subject, encoder_output
 from circuits.runs import Result
 from interp.errors import InputError
