@@ -100,6 +100,10 @@ def _masking(figures: Mapping[int, float]) -> Callable[[Metrics], str]:
     return judge
 
 
+def _plain(metrics: Metrics, key: str) -> str:
+    return f"{metrics[key]:.2g}" if key in metrics else "-"
+
+
 _EXACT = "Rule: the interval reaches the figure within 1 point."
 CLAIMS = (
     Claim(
@@ -234,10 +238,14 @@ CLAIMS = (
             Shown("picture with picture, %", "heads.differ.vision"),
             Shown("text with text, %", "heads.differ.text"),
             Shown("beyond the larger baseline, points", "heads.excess"),
+            Shown("of the heads needed most, shared by both, %", "heads.top.cross"),
+            Shown("p of sharing so many by chance", "heads.top.cross.p", _plain),
+            Shown("the same within blocks", "heads.top.cross.p_within_blocks", _plain),
         ),
         _heads,
         "Rule: the share lies above both baselines, two pictures and two texts of one count, which"
-        " differ as well.",
+        " differ as well. Two samples differ as soon as one head does: where there are many heads,"
+        " nearly all pairs can differ while the heads needed most are the same.",
     ),
     Claim(
         "Most pairs share no head at all",
@@ -296,8 +304,9 @@ BEYOND = (
     Shown("text to pictures, VE, %", "answer_ridge.text_to_vision.{}.ve"),
     Shown("pictures, fitted on all counts, VE, %", "answer_ridge.vision_to_vision.all.{}.ve"),
     Shown("pictures lose more than text, 1 to 3 apart, points", "comparison.gap.ve.beyond_id"),
-    Shown("heads needed most: shared with text, %", "heads.top.cross"),
+    Shown("heads needed most: shared by pictures and text, %", "heads.top.cross"),
     Shown("shared by halves of the pictures, %", "heads.top.vision"),
+    Shown("shared by halves of the texts, %", "heads.top.text"),
 )
 """What the paper does not measure; the ridge reads the last block."""
 

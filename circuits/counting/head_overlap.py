@@ -278,7 +278,7 @@ def _errorbar(
 def table(result: Result) -> Table:
     """Vision with text beside the two baselines."""
     metrics = result.metrics
-    top = metrics.get("heads.top.n", 0)
+    top, n_heads = metrics.get("heads.top.n", 0), int(np.prod(result.data["heads"]))
 
     def row(name: str, key: str) -> list[str]:
         return [name, *(percent(metrics, f"heads.{key}.{kind}") for kind in KINDS)]
@@ -292,12 +292,8 @@ def table(result: Result) -> Table:
         ["excess over the larger baseline, points", percent(metrics, "heads.excess"), "-", "-"],
         ["p, labels permuted within counts", _p(metrics, "heads.p"), "-", "-"],
         row(f"the {top} heads needed most: the same, %", "top"),
-        [
-            "p of that many among " + str(int(np.prod(result.data["heads"]))),
-            _p(metrics, "heads.top.cross.p"),
-            "-",
-            "-",
-        ],
+        [f"p of that many among {n_heads}", _p(metrics, "heads.top.cross.p"), "-", "-"],
+        ["p within blocks", _p(metrics, "heads.top.cross.p_within_blocks"), "-", "-"],
         row("left out: not answered right, %", "left_out"),
     ]
     return Table(_caption(result), ["", *(_KIND_NAME[kind] for kind in KINDS)], rows)

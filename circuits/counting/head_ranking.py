@@ -4,7 +4,7 @@ Vision and text are compared beside two halves of one modality, drawn within eac
 all comparisons rank heads by as many samples.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -32,8 +32,10 @@ def top_metrics(samples: Mapping[str, Samples], *, seed: int) -> dict[str, float
 
     `heads.top.n`: how many heads are compared, a quarter of all, or as many as are needed at all.
     `heads.top.{K}`: mean share of them that two halves have in common, `.low` and `.high` the
-    middle 95 % of random halves. `heads.top.cross.p`: hypergeometric p of what the whole groups
-    have in common. `heads.top.excess`: the smaller baseline minus cross, over the same halves.
+    middle 95 % of random halves. `heads.top.excess`: the smaller baseline minus cross, over the
+    same halves. `heads.top.cross.p`: hypergeometric p of what the whole groups have in common;
+    `.p_within_blocks`: the same when each group's heads are drawn anew within their blocks, for
+    needing the same block is not needing the same heads.
     """
     rates = [rate(own.needed) for own in samples.values() if len(own.counts) > 1]
     n_heads = len(rates[0]) if rates else 0
@@ -47,9 +49,13 @@ def top_metrics(samples: Mapping[str, Samples], *, seed: int) -> dict[str, float
     metrics: dict[str, float | int | str] = {}
     for key, interval in found.items():
         metrics |= interval_metrics(key, interval)
-    whole = [set(np.argsort(-own, kind="stable")[:n].tolist()) for own in rates]
-    p = overlap_p(len(whole[0] & whole[1]), n, n_heads)
-    return metrics | {"heads.top.n": n, "heads.top.cross.p": p}
+    a, b = (set(np.argsort(-own, kind="stable")[:n].tolist()) for own in rates)
+    width = next(iter(samples.values())).needed.shape[3]
+    return metrics | {
+        "heads.top.n": n,
+        "heads.top.cross.p": overlap_p(len(a & b), n, n_heads),
+        "heads.top.cross.p_within_blocks": overlap_p_within(a, b, n_heads, width),
+    }
 
 
 def rate(needed: Bool[np.ndarray, "sample digit layer head"]) -> Float[np.ndarray, " flat"]:
@@ -60,6 +66,19 @@ def rate(needed: Bool[np.ndarray, "sample digit layer head"]) -> Float[np.ndarra
 def overlap_p(shared: int, chosen: int, n_heads: int) -> float:
     """Chance that two random sets of `chosen` of `n_heads` heads share at least `shared`."""
     return float(hypergeom.sf(shared - 1, n_heads, chosen, chosen))
+
+
+def overlap_p_within(a: Set[int], b: Set[int], n_heads: int, width: int) -> float:
+    """Chance that sets with as many heads in each block (of `width` heads) share at least as many.
+
+    The number shared is a sum over blocks of independent hypergeometric numbers.
+    """
+    chances = np.ones(1)
+    for start in range(0, n_heads, width):
+        block = set(range(start, start + width))
+        own = hypergeom(width, len(a & block), len(b & block))
+        chances = np.convolve(chances, own.pmf(np.arange(width + 1)))
+    return float(chances[len(a & b) :].sum())
 
 
 def _shared(samples: Mapping[str, Samples], n: int, rng: np.random.Generator) -> list[int]:

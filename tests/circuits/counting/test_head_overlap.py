@@ -16,7 +16,13 @@ from circuits.counting.boards import World
 from circuits.counting.examples import make_examples
 from circuits.counting.head_overlap import Config, needed_heads, smallest_p
 from circuits.counting.head_pairs import by_count, excess, over_counts, permutation_p
-from circuits.counting.head_ranking import Samples, overlap_p, rate, top_metrics
+from circuits.counting.head_ranking import (
+    Samples,
+    overlap_p,
+    overlap_p_within,
+    rate,
+    top_metrics,
+)
 from circuits.counting.questions import Asker, vocabulary
 from circuits.counting.subject import Subject
 from circuits.runs import Result
@@ -388,3 +394,21 @@ def test_agreement_by_chance_has_the_hypergeometric_p():
     ]
     assert overlap_p(1, 2, 6) == pytest.approx(np.mean(np.array(counted) >= 1))
     assert overlap_p(0, 2, 6) == 1.0
+
+
+def test_needing_the_same_block_is_not_needing_the_same_heads():
+    seven, other = set(range(7)), set(range(1, 8))  # of the eight heads of block 0, among 32
+    assert overlap_p(6, 7, 32) < 1e-3
+    assert overlap_p_within(seven, other, 32, 8) == pytest.approx(1.0)  # 7 + 7 - 8 must be shared
+    assert overlap_p_within({0, 8}, {0, 8}, 16, 8) == pytest.approx(1 / 64)
+    assert overlap_p_within({0, 1}, {0, 1}, 4, 4) == pytest.approx(overlap_p(2, 2, 4))
+
+
+def test_the_chance_within_blocks_is_that_of_drawing_heads_anew():
+    rng, a, b = np.random.default_rng(0), {0, 1, 2, 9}, {1, 2, 5, 8, 9}
+    draws = []
+    for _ in range(4000):
+        first, second = rng.permutation(8), 8 + rng.permutation(8)
+        draws.append(len(({*first[:3], second[0]}) & b))
+    seen = np.mean(np.array(draws) >= len(a & b))
+    assert overlap_p_within(a, b, 16, 8) == pytest.approx(seen, abs=0.03)
