@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from circuits.counting.display import percent, stones
+from circuits.counting.verdict import STAGES
 from circuits.report import Table
 
 HOLDS = "holds"
@@ -101,7 +102,9 @@ def _masking(figures: Mapping[int, float]) -> Callable[[Metrics], str]:
 
 
 def _plain(metrics: Metrics, key: str) -> str:
-    return f"{metrics[key]:.2g}" if key in metrics else "-"
+    """A number without an interval, or a word."""
+    value = metrics.get(key, "-")
+    return value if isinstance(value, str) else f"{value:.2g}"
 
 
 _EXACT = "Rule: the interval reaches the figure within 1 point."
@@ -299,6 +302,7 @@ ELSEWHERE = (
 """Claims on a large model; its weights are not here, so nothing of ours stands beside them."""
 
 BEYOND = (
+    *(Shown(f"is the {stage} where it breaks?", f"verdict.{stage}", _plain) for stage in STAGES),
     Shown("count read by ridge, text to text, VE, %", "answer_ridge.text_to_text.{}.ve"),
     Shown("pictures to pictures, VE, %", "answer_ridge.vision_to_vision.{}.ve"),
     Shown("text to pictures, VE, %", "answer_ridge.text_to_vision.{}.ve"),

@@ -12,6 +12,7 @@ from jinja2 import Environment, StrictUndefined
 from circuits.counting import claims, diagnose
 from circuits.counting.claims import Seeds
 from circuits.counting.subject import Progress, silent
+from circuits.counting.verdict import verdict_metrics
 from circuits.places import put_file
 from circuits.report import Table
 from interp.errors import InputError
@@ -48,11 +49,15 @@ def run(config: Config, progress: Progress = silent) -> dict[str, Seeds]:
     found: dict[str, Seeds] = {}
     for name, model in zip(names, config.models, strict=True):
         path = diagnose.run(_diagnosis(config, model, name), progress, keep=True)
-        found[name] = {
-            seed: diagnose.joined(results) for seed, results in diagnose.by_seed(path).items()
-        }
+        found[name] = _metrics(path)
     put_file(config.out / "findings.md", page(config, found).encode())
     return found
+
+
+def _metrics(path: Path) -> Seeds:
+    """What a diagnosis found and concluded, seed by seed."""
+    found = {seed: diagnose.joined(own) for seed, own in diagnose.by_seed(path).items()}
+    return {seed: {**metrics, **verdict_metrics(metrics)} for seed, metrics in found.items()}
 
 
 def _diagnosis(config: Config, model: str, name: str) -> diagnose.Config:
