@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from circuits.__main__ import main
-from circuits.counting import diagnose
+from circuits.counting import attractors, behaviour, comparison, diagnose
 from circuits.counting.examples import make_examples, save_examples
 from circuits.counting.measurements import MODULES, measurement
+from circuits.counting.subject import Setting, Subject
 from circuits.counting.verdict import STAGES
 from interp.errors import InputError
 
@@ -211,3 +212,25 @@ def test_the_shipped_records_are_measured_with_the_shipped_models(shared_data, t
 def test_the_home_folder_is_no_run_folder(model_folder):
     with pytest.raises(InputError, match="cannot take the place"):
         diagnose.run(diagnose.Config(model=str(model_folder), per_count=4, out=Path.home()))
+
+
+@pytest.mark.parametrize(("name", "regimes"), [("", {"id", "ve"}), ("_ood", {"fe"})])
+def test_published_records_of_19x19_are_measured_in_the_regimes_that_they_have(
+    shared_data, name, regimes
+):
+    records = shared_data / "counting" / f"testing_data_formal{name}.jsonl"
+    subject = Subject.load(Setting("paper", data=records))
+    assert set(subject.regimes) == regimes
+    metrics = {
+        key: value
+        for module in (behaviour, attractors, comparison)
+        for key, value in module.run(module.Config(), subject).metrics.items()
+    }
+    named = {part for key in metrics for part in key.split(".") if part in ("id", "ve", "fe")}
+    assert named == regimes
+    for regime in regimes:
+        right = {"vision": {"id": 1.0}, "text": {"id": 1.0, "ve": 1.0}}
+        for modality in ("vision", "text"):
+            expected = right[modality].get(regime, 0.0)
+            assert metrics[f"accuracy.{modality}.{regime}"] == pytest.approx(expected, abs=0.05)
+        assert metrics[f"accuracy.vision.{regime}.n"] == len(subject.examples) / len(regimes)
