@@ -33,9 +33,10 @@ def model_folder(model: str, task: str, seed: int) -> Path:
         )
     folder = SHIPPED / model / f"seed_{seed}" / task
     if not folder.is_dir():
+        ships = ", ".join(map(str, shipped_seeds(model))) or "none"
         raise InputError(
-            f"{model} ships no seed {seed}; it ships {', '.join(map(str, shipped_seeds(model)))}"
-            f" (train others: python -m circuits counting train --model {model} --seed {seed})"
+            f"{model} ships no seed {seed}; it ships {ships} (train it: python -m circuits counting"
+            f" train --model {model} --seed {seed} --out DIR, then name DIR as the model)"
         )
     return folder
 

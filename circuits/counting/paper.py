@@ -10,7 +10,9 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from circuits.counting import claims, diagnose
+from circuits.counting.cards import model_folder, shipped_seeds
 from circuits.counting.claims import Seeds
+from circuits.counting.presets import TASKS
 from circuits.counting.subject import Progress, silent
 from circuits.counting.verdict import verdict_metrics
 from circuits.places import put_file
@@ -45,7 +47,11 @@ def run(config: Config, progress: Progress = silent) -> dict[str, Seeds]:
     """
     names = [Path(model).name for model in config.models]
     if not names or len(set(names)) != len(names):
-        raise InputError(f"models {', '.join(config.models)}: name at least one, each once")
+        given = ", ".join(config.models) or "none"
+        raise InputError(f"models: {given}; name at least one, each once")
+    for model in config.models:  # before anything is measured
+        if not shipped_seeds(model):
+            model_folder(model, TASKS[0], 0)
     found: dict[str, Seeds] = {}
     for name, model in zip(names, config.models, strict=True):
         path = diagnose.run(_diagnosis(config, model, name), progress, keep=True)

@@ -152,6 +152,15 @@ def test_models_are_named_once(tmp_path, models):
         paper.run(paper.Config(out=tmp_path, models=models))
 
 
+@pytest.mark.parametrize(
+    ("model", "said"), [("nope", "no preset and no folder"), ("paper-original", "it ships none")]
+)
+def test_a_model_that_is_not_there_is_refused_before_another_is_measured(tmp_path, model, said):
+    with pytest.raises(InputError, match=said):
+        paper.run(paper.Config(out=tmp_path, models=("tiny", model)), _interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_presets_with_other_seeds_stand_in_one_table(measured):
     (seeds,) = {"one": measured[1]["one"]}.values()
     both = {"one": {0: seeds[4], 4: seeds[4]}, "two": seeds}
