@@ -42,10 +42,10 @@ def model_folder(model: str, task: str, seed: int) -> Path:
 
 
 def shipped_seeds(model: str) -> list[int]:
-    """The seeds of a preset whose models ship; of a trained folder, its one seed."""
+    """The seeds of a preset of which both models ship; of a trained folder, its one seed."""
     if model in PRESETS:
-        folders = (SHIPPED / model).glob("seed_*")
-        return sorted(int(folder.name.removeprefix("seed_")) for folder in folders)
+        both = [f for f in (SHIPPED / model).glob("seed_*") if all((f / t).is_dir() for t in TASKS)]
+        return sorted(int(folder.name.removeprefix("seed_")) for folder in both)
     return [read_card(model_folder(model, TASKS[0], -1))["seed"]]
 
 
