@@ -21,28 +21,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from einops import rearrange
-from jaxtyping import Bool, Float, Int, Int8
+from jaxtyping import Float, Int
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor
 
-from circuits.counting.boards import World, check_total, draw_boards, draw_strings
+from circuits.counting.answer_stream import Activations, Items, activations, fit_items
+from circuits.counting.boards import World
 from circuits.counting.display import MODALITY_STYLE, mark_regimes, percent
 from circuits.counting.display import stones as number
 from circuits.counting.examples import Examples
-from circuits.counting.questions import MODALITIES, Asker
+from circuits.counting.questions import MODALITIES
 from circuits.counting.ridge import fit_ridge, read_out_scores
-from circuits.counting.subject import (
-    Progress,
-    Setting,
-    Subject,
-    chunks,
-    first_of_each_count,
-    silent,
-)
+from circuits.counting.subject import Progress, Setting, Subject, first_of_each_count, silent
 from circuits.report import Table
 from circuits.runs import Result, interval_metrics
 from interp.errors import InputError
@@ -50,7 +41,6 @@ from interp.toy import ToyVLM
 
 DIRECTIONS = tuple(f"{fitted}_to_{read}" for fitted in MODALITIES for read in MODALITIES)
 _POSITIONS = ("", ".position_1")  # how they end a name
-_ENCODER = "vision.ln_final.normalized"
 
 
 @dataclass(frozen=True)
@@ -63,30 +53,6 @@ class Config(Setting):
     """Seed of these."""
     items_per_count: int = 20
     """Test examples of every count that are read, at most."""
-
-
-class Activations(NamedTuple):
-    """What ridges read, of some boards or strings."""
-
-    counts: Int[np.ndarray, " item"]
-    answer: Float[np.ndarray, "item layer position d_model"]
-    """After each block; position 0 is the prompt's last token, 1 the true first digit."""
-    encoder: Float[np.ndarray, "item d_vision"] | None
-    """Mean over the patches of the encoder's output; None for text."""
-
-    def select(self, which: Bool[np.ndarray, " item"]) -> "Activations":
-        encoder = None if self.encoder is None else self.encoder[which]
-        return Activations(self.counts[which], self.answer[which], encoder)
-
-
-class Items(NamedTuple):
-    """Boards or strings, and their counts."""
-
-    cells: Int8[np.ndarray, "item *cells"]
-    counts: Int[np.ndarray, " item"]
-
-    def select(self, which: Bool[np.ndarray, " item"]) -> "Items":
-        return Items(self.cells[which], self.counts[which])
 
 
 class Seen(NamedTuple):
@@ -115,7 +81,8 @@ def run(config: Config, subject: Subject | None = None, progress: Progress = sil
     """
     _check(config)
     subject = Subject.load(config) if subject is None else subject
-    fit = {m: fit_items(subject, config, m) for m in MODALITIES}
+    drawn = {"per_count": config.fit_per_count, "seed": config.fit_seed}
+    fit = {m: fit_items(subject, m, **drawn) for m in MODALITIES}
     in_id = {m: own.select(own.counts <= subject.world.vision_max) for m, own in fit.items()}
     few = first_of_each_count(subject.examples.counts, config.items_per_count)
     examples = subject.examples.select(few)
@@ -137,63 +104,6 @@ def run(config: Config, subject: Subject | None = None, progress: Progress = sil
 
 
 # --- what is read -------------------------------------------------------------------------------
-
-
-def fit_items(subject: Subject, config: Config, modality: str) -> Items:
-    """Boards or strings of all ID and VE counts, from the training split.
-
-    None is among the test examples, whatever split those are of.
-
-    Raises:
-        InputError: more cells than one call may ask for, or nothing to fit on for lack of ID
-            counts or because the test examples leave none of them.
-    """
-    world, cells = subject.world, subject.world.size**2
-    counts = np.repeat(np.arange(world.text_max + 1), config.fit_per_count)
-    check_total(len(counts), cells, f"board of {world.size}x{world.size}")
-    if modality == "vision":
-        drawn = draw_boards(
-            counts, size=world.size, spread=world.spread, seed=config.fit_seed, split="train"
-        )
-    else:
-        drawn = draw_strings(counts, length=cells, seed=config.fit_seed, split="train")
-    tests = {item.tobytes() for item in subject.items(modality).astype(np.int8)}
-    kept = np.array([item.tobytes() not in tests for item in drawn])
-    n_left = len(np.unique(counts[kept & (counts <= world.vision_max)]))
-    if n_left < 3:
-        raise InputError(
-            f"{n_left} ID counts ({modality}) are left to fit a ridge on, and it needs three:"
-            " choose a larger fit_per_count, or a model that was shown more counts"
-        )
-    return Items(drawn[kept], counts[kept])
-
-
-def activations(
-    model: ToyVLM, modality: str, items: Items, progress: Progress = silent
-) -> Activations:
-    """The stream after each block at both answer positions, from one forward pass an item."""
-    asker, sites = Asker(model), [f"blocks.{i}.resid_post" for i in range(model.cfg.n_layers)]
-    answers, encoders = [], []
-    for part in chunks(items.cells):
-        batch = asker.number(modality, items.cells[part])
-        batch = batch.extend(first_digits(asker, items.counts[part]))
-        kept = [*sites, _ENCODER] if modality == "vision" else sites
-        cache = model.run(batch, cache=kept, cache_at="answer").cache
-        answers.append(torch.stack([cache[site] for site in sites], 1).cpu().numpy())
-        if modality == "vision":  # pooled at once: all patches of 4000 boards are 190 MB
-            patches = rearrange(cache[_ENCODER], "(item patch) d -> item patch d", item=len(batch))
-            encoders.append(patches.mean(1).cpu().numpy())
-        progress(modality, part.stop / len(items.cells))
-    encoder = np.concatenate(encoders) if encoders else None
-    return Activations(items.counts, np.concatenate(answers), encoder)
-
-
-def first_digits(asker: Asker, counts: Int[np.ndarray, " item"]) -> Int[Tensor, "item 1"]:
-    """First token of the right answers: the tens, from 100 on the hundreds."""
-    first = torch.empty(len(counts), 1, dtype=torch.long)
-    for own in (counts < 100, counts >= 100):
-        first[torch.from_numpy(own)] = asker.number_answer(counts[own])[:, :1]
-    return first
 
 
 def _seen(model: ToyVLM, fit: Mapping[str, Items], examples: Examples, progress: Progress) -> Seen:

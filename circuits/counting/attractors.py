@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
@@ -36,15 +36,19 @@ def run(config: Config, subject: Subject | None = None, progress: Progress = sil
     in stones (bootstrap by count). `topology.{modality}.{regime}.{where}`: share of answers that
     are the largest count seen as pictures (`edge`), lie in the last decade known from text
     (`last_decade`), are below 10 (`small`), any of these (`attractors`), or have a tens digit
-    seen with pictures (`seen_decades`). What the text is answered with is the control.
+    seen with pictures (`seen_decades`). What the text is answered with is the control:
+    `topology.excess.{regime}.{where}` is the share of pictures less that of texts (bootstrap by
+    count).
     """
     if config.top < 1:
         raise InputError(f"top is {config.top}; ask for at least 1 attractor")
     subject = subject or Subject.load(config)
     counts, metrics, data = subject.examples.counts, {}, {"regimes": subject.edges}
+    places = {}
     for modality in MODALITIES:
         digits = subject.answers(modality, digits=True, progress=progress)
         free = subject.answers(modality, progress=progress)
+        places[modality] = topology(digits, subject.world)
         for regime, own in subject.regimes.items():
             place = f"{modality}.{regime}"
             for kind, answers in (("answer", digits[own]), ("free", free[own])):
@@ -52,9 +56,14 @@ def run(config: Config, subject: Subject | None = None, progress: Progress = sil
                     share = proportion(answers == number)
                     metrics |= interval_metrics(f"attractor.{place}.{kind}_{number}", share)
             metrics |= _digit_metrics(place, digits[own], counts[own])
-            for where, share in topology(digits[own], subject.world).items():
-                metrics |= interval_metrics(f"topology.{place}.{where}", share)
+            for where, there in places[modality].items():
+                metrics |= interval_metrics(f"topology.{place}.{where}", proportion(there[own]))
         data[modality] = _confusion(counts, digits)
+    for regime, own in subject.regimes.items():
+        for where, seen in places["vision"].items():
+            more = seen[own].astype(int) - places["text"][where][own]
+            interval = bootstrap_mean(more, groups=counts[own])
+            metrics |= interval_metrics(f"topology.excess.{regime}.{where}", interval)
     return Result(metrics, data)
 
 
@@ -64,17 +73,19 @@ def most_named(answers: Int[np.ndarray, " example"], top: int) -> list[int]:
     return [int(n) for n in numbers[np.lexsort((numbers, -times))][:top]]
 
 
-def topology(answers: Int[np.ndarray, " example"], world: World) -> dict[str, Interval]:
-    """Shares of answers in the places that the paper calls attractors (section 4)."""
+def topology(
+    answers: Int[np.ndarray, " example"], world: World
+) -> dict[str, Bool[np.ndarray, " example"]]:
+    """Which answers lie in the places that the paper calls attractors (section 4)."""
     tens = answers // 10
     places = {
         "edge": answers == world.vision_max,
         "last_decade": tens == world.text_max // 10,
         "small": tens == 0,
     }
-    places["attractors"] = np.any(list(places.values()), axis=0)
-    places["seen_decades"] = tens <= world.vision_max // 10
-    return {name: proportion(there) for name, there in places.items()}
+    attractors = np.any(list(places.values()), axis=0)
+    seen_decades = tens <= world.vision_max // 10
+    return places | {"attractors": attractors, "seen_decades": seen_decades}
 
 
 def off_median(

@@ -14,13 +14,8 @@ from sklearn.preprocessing import StandardScaler
 from statsmodels.stats.proportion import proportion_confint
 
 from circuits.counting import answer_ridge
-from circuits.counting.answer_ridge import (
-    Config,
-    Items,
-    activations,
-    first_digits,
-    fit_items,
-)
+from circuits.counting.answer_ridge import Config
+from circuits.counting.answer_stream import Items, activations, first_digits, fit_items
 from circuits.counting.boards import BLACK, World, split_of
 from circuits.counting.examples import make_examples
 from circuits.counting.questions import MODALITIES, Asker, number_of_c
@@ -30,6 +25,7 @@ from circuits.runs import Result
 from interp.errors import InputError
 
 CONFIG = Config(fit_per_count=6)
+DRAWN = {"per_count": 6, "seed": 0}  # as CONFIG says
 TINY = Config(model="tiny", weights_seed=0, per_count=4, fit_per_count=10)
 ENDS = ("", ".low", ".high", ".n")
 
@@ -180,7 +176,7 @@ def test_one_count_cannot_be_fitted():
 
 @pytest.mark.parametrize("modality", MODALITIES)
 def test_ridges_are_fitted_on_items_of_the_training_split_in_equal_parts(small_subject, modality):
-    cells, counts = fit_items(small_subject, CONFIG, modality)
+    cells, counts = fit_items(small_subject, modality, **DRAWN)
     black = (cells == BLACK).sum((1, 2)) if modality == "vision" else number_of_c(cells)
     assert np.array_equal(black, counts)
     assert {split_of(own) for own in cells} == {"train"}
@@ -191,11 +187,11 @@ def test_ridges_are_fitted_on_items_of_the_training_split_in_equal_parts(small_s
 def test_no_test_example_is_fitted_on_even_where_those_are_of_the_training_split(
     small_subject, modality
 ):
-    boards = fit_items(small_subject, CONFIG, "vision")
-    strings = fit_items(small_subject, CONFIG, "text")
+    boards = fit_items(small_subject, "vision", **DRAWN)
+    strings = fit_items(small_subject, "text", **DRAWN)
     made = make_examples(small_subject.world, per_count=3, seed=1, counts=range(7))
     half = replace(made, boards=boards.cells[::2], strings=strings.cells[::2])
-    found = fit_items(of_examples(small_subject, examples=half), CONFIG, modality)
+    found = fit_items(of_examples(small_subject, examples=half), modality, **DRAWN)
     before = boards if modality == "vision" else strings
     tests = {own.tobytes() for own in before.cells[::2]}
     left = {own.tobytes() for own in found.cells}
@@ -203,8 +199,8 @@ def test_no_test_example_is_fitted_on_even_where_those_are_of_the_training_split
 
 
 def test_other_seeds_draw_other_items(small_subject):
-    first, again = (fit_items(small_subject, CONFIG, "text").cells for _ in range(2))
-    other = fit_items(small_subject, replace(CONFIG, fit_seed=1), "text").cells
+    first, again = (fit_items(small_subject, "text", **DRAWN).cells for _ in range(2))
+    other = fit_items(small_subject, "text", per_count=6, seed=1).cells
     assert np.array_equal(first, again) and not np.array_equal(first, other)
 
 
@@ -295,7 +291,7 @@ def test_a_read_out_is_that_of_a_ridge_on_items_up_to_the_last_count_of_id_or_of
     small_subject, result, top, stem
 ):
     model, fitted = small_subject.number, stem.split("_to_")[0]
-    cells, counts = fit_items(small_subject, CONFIG, fitted)
+    cells, counts = fit_items(small_subject, fitted, **DRAWN)
     few = counts <= top
     x = activations(model, fitted, Items(cells[few], counts[few])).answer[:, 1, 1]
     ridge = fit_ridge(x, counts[few], between="all" in stem)

@@ -56,7 +56,7 @@ def test_attractors_find_the_number_that_answers_fall_back_to(planted):
 def test_the_places_that_answers_fall_back_to_are_told_apart():
     world = World(size=19, spread=30, vision_max=49, text_max=99, further=(100, 120))
     answers = np.array([49, 49, 9, 90, 99, 50, 65, 41])
-    shares = {where: share.value for where, share in attractors.topology(answers, world).items()}
+    shares = {where: there.mean() for where, there in attractors.topology(answers, world).items()}
     assert shares == {
         "edge": 2 / 8, "last_decade": 2 / 8, "small": 1 / 8, "attractors": 5 / 8,
         "seen_decades": 4 / 8,
@@ -70,6 +70,14 @@ def test_spread_is_measured_from_the_median_of_a_count_and_bias_from_the_truth(p
     assert metrics["spread.vision.ve"] == 0.0  # always the same wrong answer
     assert metrics["topology.vision.ve.edge"] == 1.0 and metrics["topology.text.ve.edge"] == 0.0
     assert metrics["topology.vision.ve.edge.low"] == pytest.approx(0.7009, abs=1e-4)  # Wilson
+
+
+def test_places_of_answers_about_pictures_stand_beside_those_about_text_of_the_same_counts(planted):
+    metrics = attractors.run(attractors.Config(), planted).metrics
+    assert metrics["topology.excess.ve.edge"] == 1.0 and metrics["topology.excess.ve.edge.n"] == 9
+    assert metrics["topology.excess.id.edge"] == metrics["topology.excess.ve.small"] == 0.0
+    text = metrics["topology.text.ve.attractors"]
+    assert metrics["topology.excess.ve.attractors"] == pytest.approx(1.0 - text)
 
 
 def test_most_named_are_ordered_by_frequency_then_by_size():

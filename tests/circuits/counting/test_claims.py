@@ -65,11 +65,40 @@ def test_different_heads_are_judged_against_the_baselines(excess, said):
 
 
 @pytest.mark.parametrize(
-    ("published", "near", "said"), [(0.95, 0.6, CONTROL), (0.95, 0.97, HOLDS), (0.6, 0.6, FAILS)]
+    ("vision", "text", "said"),
+    [(0.0, 1.0, HOLDS), (0.0, 0.5, UNMEASURED), (0.2, 1.0, FAILS), (0.2, 0.5, UNMEASURED)],
 )
-def test_far_pairs_are_told_from_near_ones(published, near, said):
+def test_pictures_of_unseen_counts_fail_only_where_text_knows_the_words(vision, text, said):
+    metrics = _interval("accuracy.vision.ve", vision) | _interval("accuracy.text.ve", text)
+    assert _judged("Pictures of unseen counts")(metrics) == said
+
+
+@pytest.mark.parametrize(
+    ("vision", "text", "said"), [(0.0, 0.0, CONTROL), (0.0, 1.0, HOLDS), (0.2, 0.0, FAILS)]
+)
+def test_failing_beyond_both_says_nothing_of_pictures_where_text_fails_too(vision, text, said):
+    metrics = _interval("accuracy.vision.fe", vision) | _interval("accuracy.text.fe", text)
+    assert _judged("Pictures of counts beyond both")(metrics) == said
+    near = _interval("comparison.vision.fe", 0.55 + vision)
+    near |= _interval("comparison.text.fe", 0.55 + 0.4 * text)
+    assert _judged("near chance beyond both")(near) == said
+
+
+@pytest.mark.parametrize(
+    ("published", "lost", "text", "said"),
+    [
+        (0.95, 0.3, 1.0, CONTROL),
+        (0.95, 0.044, 1.0, HOLDS),
+        (0.95, 0.046, 1.0, CONTROL),
+        (0.897, 0.0, 1.0, HOLDS),
+        (0.89, 0.0, 1.0, FAILS),
+        (0.95, 0.0, 0.6, UNMEASURED),
+    ],
+)
+def test_far_pairs_are_told_from_near_ones(published, lost, text, said):
     metrics = _interval("comparison.vision.ve", published)
-    metrics |= _interval("comparison.vision.ve.near", near)
+    metrics |= _interval("comparison.gap.ve.beyond_id", lost)
+    metrics |= _interval("comparison.text.ve.near", text)
     assert _judged("still compares")(metrics) == said
 
 
@@ -85,12 +114,14 @@ def test_masking_is_read_beside_white_stones(black, white, said):
 
 
 def test_the_language_gap_must_jump_and_attractors_must_exceed_right_answers():
-    jump = {**_interval("language_gap.id", 0.0), **_interval("language_gap.ve", 3.0)}
+    jump = _interval("language_gap.id", 0.0) | _interval("language_gap.ve", 3.0)
+    jump |= _interval("language_gap.text.ve", 0.0)
     assert _judged("language gap")(jump) == HOLDS
-    assert _judged("language gap")({**jump, **_interval("language_gap.ve", 0.2)}) == FAILS
-    own, control = "topology.vision.ve.attractors", "topology.text.ve.attractors"
-    assert _judged("attractors")({**_interval(own, 0.9), **_interval(control, 0.5)}) == CONTROL
-    assert _judged("attractors")({**_interval(own, 0.5), **_interval(control, 0.5)}) == FAILS
+    assert _judged("language gap")(jump | _interval("language_gap.ve", 0.2)) == FAILS
+    assert _judged("language gap")(jump | _interval("language_gap.id", 0.6)) == FAILS
+    assert _judged("language gap")(jump | _interval("language_gap.text.ve", 0.6)) == UNMEASURED
+    for excess, said in ((0.006, CONTROL), (0.004, FAILS), (-0.5, FAILS)):
+        assert _judged("attractors")(_interval("topology.excess.ve.attractors", excess)) == said
 
 
 @pytest.fixture(scope="module")

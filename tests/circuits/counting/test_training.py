@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,6 +45,18 @@ def _trained(preset: Preset, task: str = "number", seed: int = 3) -> training.Le
     return learner
 
 
+def _stopped_and_resumed(preset: Preset, task: str, stop: int, kept: Path) -> training.Learner:
+    """Trained to a step, kept in a file, and taken up by another learner to the end."""
+    first, second = (training.Learner(preset, task, 3) for _ in range(2))
+    for _ in range(stop):
+        first.advance()
+    kept.write_bytes(first.to_bytes())
+    assert second.restore(kept)
+    while not second.done:
+        second.advance()
+    return second
+
+
 def _same(a: training.Learner, b: training.Learner) -> bool:
     one, other = a.model.raw.state_dict(), b.model.raw.state_dict()
     return all(torch.equal(one[k], other[k]) for k in one)
@@ -57,14 +70,7 @@ def test_two_trainings_of_one_seed_give_the_same_weights_and_another_seed_others
 
 @pytest.mark.parametrize("stop", [1, 5, 12, 17, 23])
 def test_a_checkpoint_taken_up_at_any_step_ends_in_the_same_weights(small, tmp_path, stop):
-    first = training.Learner(small, "number", 3)
-    for _ in range(stop):
-        first.advance()
-    (tmp_path / "kept").write_bytes(first.to_bytes())
-    second = training.Learner(small, "number", 3)
-    assert second.restore(tmp_path / "kept")
-    while not second.done:
-        second.advance()
+    second = _stopped_and_resumed(small, "number", stop, tmp_path / "kept")
     whole = _trained(small)
     assert _same(second, whole)
     assert second.curve == whole.curve
@@ -174,16 +180,8 @@ def test_stages_take_turns_of_several_steps_and_each_modality_goes_through_its_o
 
 def test_training_on_a_fixed_set_resumes_bit_for_bit(small, tmp_path):
     fixed = _fixed(small, "truth")
-    whole = _trained(fixed, "truth")
-    first = training.Learner(fixed, "truth", 3)
-    for _ in range(15):
-        first.advance()
-    (tmp_path / "kept").write_bytes(first.to_bytes())
-    second = training.Learner(fixed, "truth", 3)
-    assert second.restore(tmp_path / "kept")
-    while not second.done:
-        second.advance()
-    assert _same(second, whole)
+    second = _stopped_and_resumed(fixed, "truth", 15, tmp_path / "kept")
+    assert _same(second, _trained(fixed, "truth"))
 
 
 def test_the_decoder_and_the_projector_can_learn_more_slowly_than_the_tower(small):
