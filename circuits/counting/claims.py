@@ -371,6 +371,18 @@ def overview(presets: Mapping[str, Seeds]) -> Table:
     return Table("What of the paper holds?", columns, rows)
 
 
+def tally(presets: Mapping[str, Seeds]) -> Table:
+    """How many claims about the paper's own small model got which verdict."""
+    words = (HOLDS, CONTROL, FAILS, UNMEASURED)
+    rows = [[word] for word in (*words, "seeds differ")]
+    for seeds in presets.values():
+        found = [verdict(claim, seeds) for claim in CLAIMS]
+        times = [found.count(word) for word in words]
+        for row, n in zip(rows, [*times, len(found) - sum(times)], strict=True):
+            row.append(str(n))
+    return Table(f"Of {len(CLAIMS)} claims", ["verdict", *presets], rows)
+
+
 def details(presets: Mapping[str, Seeds]) -> list[tuple[Claim, Table]]:
     """For every claim our numbers, a row for each preset and number, a column for each seed."""
     most = sorted({seed for seeds in presets.values() for seed in seeds})

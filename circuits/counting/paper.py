@@ -86,6 +86,7 @@ def page(config: Config, found: Mapping[str, Seeds]) -> str:
     return (
         environment.from_string(_TEMPLATE.read_text("utf-8")).render(
             command=command(config),
+            tally=claims.tally(found),
             overview=claims.overview(found),
             details=claims.details(found),
             beyond=claims.beyond(found),

@@ -114,7 +114,6 @@ PRESETS = {
                 "truth": Recipe(_curriculum(1200, 1200, lr=1e-3), near=0.5),
             },
             StackConfig(n_layers=4, n_heads=8, d_model=64, d_head=8, d_mlp=256),
-            seeds=(0,),
         ),
         Preset(
             "paper",
@@ -123,7 +122,7 @@ PRESETS = {
                 "number": Recipe(_curriculum(3400, 4800, lr=2e-3), batch=32),
                 "truth": Recipe(_curriculum(6000, 6000, lr=2e-3), batch=32, near=0.5),
             },
-            seeds=(0,),
+            seeds=(0, 1),
         ),
         Preset("paper-original", GO, {task: _published(GO) for task in TASKS}, seeds=()),
     )

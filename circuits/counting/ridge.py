@@ -1,14 +1,15 @@
 """Is a number read linearly from activations, and how well?
 
 A ridge whose penalty is chosen on counts that it was not fitted on; its read-outs are scored as
-exact numbers, by their distance and by their rank. Written out, because scikit-learn's grid search
-over the same pipeline, which gives the same (a test says so), takes most of a study's time.
+exact numbers, by their distance and by their rank.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
+from sklearn.linear_model import Ridge
+from sklearn.preprocessing import StandardScaler
 
 from interp.errors import InputError
 from interp.stats import Interval, bootstrap_mean, proportion
@@ -79,18 +80,17 @@ def _solutions(
     x: Float[np.ndarray, "item d_model"], counts: Int[np.ndarray, " item"]
 ) -> tuple[Float[np.ndarray, "d_model penalty"], Float[np.ndarray, " penalty"]]:
     """Weights and biases of all penalties at once, on raw activations."""
-    middle, scale = x.mean(0), _scale(x)
-    z, y = (x - middle) / scale, counts - counts.mean()
-    values, vectors = np.linalg.eigh(z.T @ z)
-    shrunk = (vectors.T @ (z.T @ y))[:, None] / (values[:, None] + np.array(PENALTIES))
-    weights = vectors @ shrunk / scale[:, None]
-    return weights, counts.mean() - middle @ weights
+    scaler, targets = StandardScaler(), np.tile(counts[:, None], len(PENALTIES))
+    z = scaler.fit_transform(_without_rounding(x))
+    ridge = Ridge(alpha=np.array(PENALTIES), solver="svd").fit(z, targets)  # a target a penalty
+    weights = (ridge.coef_ / scaler.scale_).T
+    return weights, ridge.intercept_ - scaler.mean_ @ weights
 
 
-def _scale(x: Float[np.ndarray, "item d_model"]) -> Float[np.ndarray, " d_model"]:
-    """Standard deviations; infinite, so that the weight is 0, where rounding alone varies."""
+def _without_rounding(x: Float[np.ndarray, "item d_model"]) -> Float[np.ndarray, "item d_model"]:
+    """One value where rounding alone varies, which standardising would blow up to a signal."""
     rounding = 2 * np.finfo(np.float32).eps * np.abs(x).max(0)
-    return np.where(np.ptp(x, axis=0) <= rounding, np.inf, x.std(0))
+    return np.where(np.ptp(x, axis=0) <= rounding, x[0], x)
 
 
 def read_out_scores(

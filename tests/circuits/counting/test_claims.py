@@ -177,6 +177,20 @@ def test_the_overview_has_a_row_for_every_claim_and_the_large_model(measured):
     assert {row[3] for row in table.rows} <= {HOLDS, CONTROL, FAILS, UNMEASURED}
 
 
+def test_every_claim_is_counted_once_under_its_verdict_or_as_one_on_which_seeds_differ(measured):
+    one = measured[1]["one"][4]
+    words = claims.verdict(CLAIMS[0], {4: one})
+    other = {**one, **_interval("accuracy.vision.id", 1.0 if words == FAILS else 0.5)}
+    table = claims.tally({"same": {4: one}, "mixed": {4: one, 5: other}})
+    same, mixed = ({row[0]: int(row[i]) for row in table.rows} for i in (1, 2))
+    assert sum(same.values()) == sum(mixed.values()) == len(CLAIMS)
+    said = [claims.verdict(claim, {4: one}) for claim in CLAIMS]
+    assert same == {w: said.count(w) for w in (HOLDS, CONTROL, FAILS, UNMEASURED)} | {
+        "seeds differ": 0
+    }
+    assert mixed == {**same, words: same[words] - 1, "seeds differ": 1}
+
+
 @pytest.mark.parametrize("models", [(), ("tiny", "a/tiny")])
 def test_models_are_named_once(tmp_path, models):
     with pytest.raises(InputError, match="name at least one, each once"):
