@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from circuits.counting import cards, presets, training
-from circuits.counting.boards import split_of
-from circuits.counting.lessons import Epochs
+from circuits.counting.boards import World, split_of
+from circuits.counting.lessons import Epochs, Lessons
 from circuits.counting.presets import Preset, Recipe, Stage
 from circuits.counting.questions import number_of_c
 from interp.errors import InputError
@@ -121,6 +121,25 @@ def test_training_never_shows_pictures_beyond_the_boundary_nor_test_examples(sma
         tens, units = (torch.cat(drawn)[..., None] == digits).int().argmax(-1).T
         seen[modality] = set((10 * tens + units).tolist())
     assert seen == {"vision": set(range(4)), "text": set(range(7))}
+
+
+@pytest.mark.parametrize("near", [0.0, 0.25, 1.0])
+def test_half_of_the_true_false_pairs_are_equal_and_of_the_others_a_share_is_near(small, near):
+    asker, rng = training.Learner(small, "truth", 0).lessons.asker, np.random.default_rng(0)
+    others = Lessons(asker, World(size=8), "truth", 0, near)._others(np.full(8000, 30), rng)
+    away = np.abs(others - 30)[others != 30]
+    assert len(away) / 8000 == pytest.approx(0.5, abs=0.02)
+    assert (away <= 5).mean() == pytest.approx(near + (1 - near) * 10 / 63, abs=0.02)
+    assert others.min() >= 0 and others.max() <= 63  # all 64 letters: one string, in one split
+    assert set(away) == set(range(1, 34) if near < 1 else range(1, 6))
+
+
+@pytest.mark.parametrize("count", [0, 2, 63])
+def test_near_strings_at_the_ends_stay_on_the_board_and_are_never_equal(small, count):
+    asker, rng = training.Learner(small, "truth", 0).lessons.asker, np.random.default_rng(0)
+    others = Lessons(asker, World(size=8), "truth", 0, 1.0)._others(np.full(500, count), rng)
+    allowed = [n for n in range(64) if abs(n - count) <= 5]
+    assert set(others) == set(allowed)
 
 
 def _fixed(small: Preset, task: str, per_count: int = 8) -> Preset:
