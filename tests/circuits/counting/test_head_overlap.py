@@ -377,6 +377,18 @@ def test_groups_that_need_the_same_heads_agree_on_them_and_others_do_not():
     assert apart["heads.top.cross.p"] == 1.0
 
 
+def test_halves_of_one_modality_have_no_sample_in_common():
+    # eight samples that need heads by coin toss: halves agree on a quarter of the top quarter
+    found = [
+        top_metrics({m: samples_that_need(np.full(32, 0.5), 2 * i + j, n=8)
+                     for j, m in enumerate(("vision", "text"))}, seed=i)
+        for i in range(12)
+    ]  # fmt: skip
+    for kind in ("cross", "vision", "text"):
+        mean = np.mean([metrics[f"heads.top.{kind}"] for metrics in found])
+        assert mean == pytest.approx(0.25, abs=0.08), kind
+
+
 def test_heads_that_nobody_needs_are_not_taken_for_agreement():
     few = np.where(np.arange(32) < 3, 0.5, 0.0)
     both = {"vision": samples_that_need(few, 0), "text": samples_that_need(few[::-1], 1)}
