@@ -81,6 +81,19 @@ def check_partial(partial: Path) -> None:
         raise InputError(f"{partial} is no folder, where unfinished work would lie: move it away")
 
 
+def free(path: str | Path) -> Path:
+    """The absolute path of a place that a run may take.
+
+    Raises:
+        InputError: something would be lost there, or it cannot be looked at.
+    """
+    place = resolved(path)
+    with one_line("write", place):
+        check_place(place)
+        check_partial(partial_of(place))
+    return place
+
+
 def made_here(file: Path) -> dict | None:
     """The content of a config.json or work.json that we wrote; None for anything else."""
     with suppress(OSError, ValueError):

@@ -30,10 +30,10 @@ from matplotlib.figure import Figure
 
 from circuits.places import (
     MADE_BY,
-    check_partial,
     check_place,
     contents,
     discard,
+    free,
     locked,
     made_here,
     make,
@@ -99,7 +99,8 @@ def is_done(path: str | Path, *, command: str, config: dict) -> bool:
     """Whether a complete run of this command, configuration and code lies there."""
     with suppress(InputError):
         kept, own = read_run(path).config, _work(command, config)
-        return all(kept.get(key) == own[key] for key in _IDENTITY)
+        whole = contents(resolved(path)).issuperset(kept.get("files", []))
+        return whole and all(kept.get(key) == own[key] for key in _IDENTITY)
     return False
 
 
@@ -140,11 +141,9 @@ class RunFolder:
             InputError: the place holds something that is not a run, cannot be written, or is
                 being worked on by another process; or `config` is not JSON. Nothing was changed.
         """
-        place = resolved(path)
+        place = free(path)
         made: list[Path] = []
         with one_line("write", place):
-            check_place(place)
-            check_partial(partial_of(place))
             work = _work(command, config)
             try:
                 make(partial_of(place), made)

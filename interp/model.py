@@ -172,8 +172,26 @@ class State:
     """Keys (rotated) and values of each block: batch pos head d_head."""
     logits: Float[Tensor, "batch d_vocab"]
     """Of the last token read: what comes next."""
+    reader: "HookedVLM"
+    """The model that read it."""
+    edits: tuple[Edit | Mask, ...] = ()
+    """Those under which it was read, and under which it is read on."""
     fired: frozenset[int] = frozenset()
     """Which of the edits have changed something so far."""
+
+    def check(self, model: "HookedVLM", edits: Sequence[Edit | Mask]) -> None:
+        """Whether this model may read on under these edits.
+
+        Raises:
+            InputError: another model has read the prompts, or they were read under other edits.
+        """
+        if self.reader is not model:
+            raise InputError("these prompts were read by another model: prefill them with this one")
+        if [*map(id, edits)] != [*map(id, self.edits)]:
+            raise InputError(
+                f"these prompts were read under {len(self.edits)} edits, and now {len(edits)} are"
+                " given that are not the same objects: give prefill and what follows the same edits"
+            )
 
 
 @runtime_checkable
@@ -269,18 +287,21 @@ def generate(
 
     Args:
         batch: prompts, or prompts that have been read (what `model.prefill` gave under the same
-            edits), so that several ways to answer read them once.
+            edit objects), so that several ways to answer read them once.
         allowed: only these tokens may be chosen (constrained decoding).
         stop: the token that ends an answer; what follows it in its row is `stop` again, and once
             every row has ended the loop does. None always takes `max_new_tokens`.
 
     Raises:
-        InputError: an edit that cannot touch anything in a sequence of this length.
+        InputError: an edit that cannot touch anything in a sequence of this length, or prompts that
+            were read by another model or under other edits.
     """
     if max_new_tokens < 1:
         raise InputError(f"max_new_tokens is {max_new_tokens}; ask for at least one")
     read = isinstance(batch, State)
     state = batch if read else None
+    if state is not None:
+        state.check(model, edits)
     batch = batch.batch if read else batch.reserve(max_new_tokens - 1)
     if read and edits and batch.layout.room < max_new_tokens - 1:
         raise InputError(

@@ -149,6 +149,16 @@ def test_only_unequal_results_fail_the_command(change, ok, verdict, code):
     assert figure.as_json()["ok"] is ok and json.dumps(figure.as_json(), allow_nan=False)
 
 
+def test_a_place_that_cannot_be_a_file_is_refused_before_anything_is_measured(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for place in (tmp_path, tmp_path / "file" / "bench.json"):
+        with pytest.raises(SystemExit) as stopped:
+            run.main(["toy.train", "--out", str(place)])
+        captured = capsys.readouterr()
+        assert stopped.value.code == 2 and "cannot be a file" in captured.err
+        assert captured.out == ""
+
+
 @pytest.mark.parametrize("arguments", [["toy.nothing"], ["--size", "huge"]])
 def test_what_is_not_known_is_refused_with_the_choices(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:

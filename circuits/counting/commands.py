@@ -18,7 +18,7 @@ from circuits.report import print_table
 from circuits.runs import Result, RunFolder
 from interp.errors import InputError
 
-_CONSOLE = Console()
+_CONSOLE = Console(markup=False)
 
 COMMANDS = {
     "diagnose": "every measurement, a verdict on each stage, a report",
@@ -68,7 +68,7 @@ def _paper(name: str, arguments: Sequence[str]) -> None:
         found = paper.run(config, progress)
     for table in (claims.ours(found), claims.beyond(found), claims.overview(found)):
         print_table(_CONSOLE, table)
-    _CONSOLE.print(f"the same as a page: {config.out / 'findings.md'}", soft_wrap=True)
+    _CONSOLE.print(f"the same as a page: {paper.page_of(config)}", soft_wrap=True)
 
 
 def _train(name: str, arguments: Sequence[str]) -> None:
@@ -118,7 +118,8 @@ def _shown() -> Iterator[Callable[[str, float], None]]:
         yield _Lines()
         return
     columns = (BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.description}"), console=_CONSOLE) as bar:
+    what = TextColumn("{task.description}", markup=False)
+    with Progress(*columns, what, console=_CONSOLE) as bar:
         task = bar.add_task("starting", total=1.0)
         yield lambda what, share: bar.update(task, description=what, completed=share)
         bar.update(task, completed=1.0, description="done")

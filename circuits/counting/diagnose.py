@@ -14,6 +14,7 @@ from circuits.counting.measurements import MODULES, measurement
 from circuits.counting.presets import TASKS
 from circuits.counting.subject import Progress, Setting, Subject, silent, weights_seed
 from circuits.counting.verdict import verdict_metrics
+from circuits.places import free
 from circuits.report import Table
 from circuits.runs import Result, RunFolder, is_done, read_run
 from interp.errors import InputError
@@ -42,11 +43,7 @@ def run(config: Config, progress: Progress = silent, *, keep: bool = False) -> P
     Raises:
         InputError: what `Subject.load` and `RunFolder.open` refuse.
     """
-    if config.all_seeds and config.weights_seed is not None:
-        raise InputError("--all-seeds and --weights-seed exclude each other; give one")
-    seeds = shipped_seeds(config.model) if config.all_seeds else [weights_seed(config)]
-    if not seeds:
-        raise InputError(f"{config.model} ships no seed; train one: circuits counting train")
+    seeds = _seeds(config)
     settings = {seed: _setting(config, seed) for seed in seeds}
     subjects = {seed: Subject.load(setting) for seed, setting in settings.items()}
     facts = {**_plain(config), "seeds": seeds, **_inputs(config, seeds)}
@@ -67,6 +64,16 @@ def run(config: Config, progress: Progress = silent, *, keep: bool = False) -> P
         folder.write("report.html", page)
         folder.finish(metrics)
     return folder.path
+
+
+def check(config: Config) -> None:
+    """Refuse what `run` would refuse in models and in the place to write, measuring nothing.
+
+    Raises:
+        InputError: no such model or seed, files that are broken, a place that is taken.
+    """
+    _inputs(config, _seeds(config))
+    free(config.out)
 
 
 def tables(path: str | Path) -> list[Table]:
@@ -141,6 +148,15 @@ def _named(found: Mapping, verdicts: Mapping, *, prefixed: bool) -> dict:
 def _setting(config: Config, seed: int) -> Setting:
     values = {f.name: getattr(config, f.name) for f in fields(Setting)}
     return Setting(**{**values, "weights_seed": seed})
+
+
+def _seeds(config: Config) -> list[int]:
+    if config.all_seeds and config.weights_seed is not None:
+        raise InputError("--all-seeds and --weights-seed exclude each other; give one")
+    seeds = shipped_seeds(config.model) if config.all_seeds else [weights_seed(config)]
+    if not seeds:
+        model_folder(config.model, TASKS[0], 0)  # says that none ships, and what to do
+    return seeds
 
 
 def _plain(config: Config) -> dict:

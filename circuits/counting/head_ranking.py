@@ -17,6 +17,7 @@ from circuits.runs import interval_metrics
 from interp.stats import Interval
 
 _DRAWS = 500
+_TIES = 50  # draws of the order of heads that are needed equally often
 _HALVES = 6  # stream of the seed
 
 
@@ -35,7 +36,8 @@ def top_metrics(samples: Mapping[str, Samples], *, seed: int) -> dict[str, float
     middle 95 % of random halves. `heads.top.excess`: the smaller baseline minus cross, over the
     same halves. `heads.top.cross.p`: hypergeometric p of what the whole groups have in common;
     `.p_within_blocks`: the same when each group's heads are drawn anew within their blocks, for
-    needing the same block is not needing the same heads.
+    needing the same block is not needing the same heads. Ties are broken at random, for each group
+    apart: one order for both would be an agreement. Both p are means over such draws.
     """
     rates = [rate(own.needed) for own in samples.values() if len(own.counts) > 1]
     n_heads = len(rates[0]) if rates else 0
@@ -49,12 +51,14 @@ def top_metrics(samples: Mapping[str, Samples], *, seed: int) -> dict[str, float
     metrics: dict[str, float | int | str] = {}
     for key, interval in found.items():
         metrics |= interval_metrics(key, interval)
-    a, b = (set(np.argsort(-own, kind="stable")[:n].tolist()) for own in rates)
     width = next(iter(samples.values())).needed.shape[3]
+    drawn = [[_most(own, n, rng) for own in rates] for _ in range(_TIES)]
+    p = [overlap_p(len(a & b), n, n_heads) for a, b in drawn]
+    within = [overlap_p_within(a, b, n_heads, width) for a, b in drawn]
     return metrics | {
         "heads.top.n": n,
-        "heads.top.cross.p": overlap_p(len(a & b), n, n_heads),
-        "heads.top.cross.p_within_blocks": overlap_p_within(a, b, n_heads, width),
+        "heads.top.cross.p": float(np.mean(p)),
+        "heads.top.cross.p_within_blocks": float(np.mean(within)),
     }
 
 

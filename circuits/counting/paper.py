@@ -3,6 +3,7 @@
 Each model is diagnosed with all its seeds; from these runs alone come the tables and the page.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,11 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from circuits.counting import claims, diagnose
-from circuits.counting.cards import model_folder, shipped_seeds
 from circuits.counting.claims import Seeds
-from circuits.counting.presets import TASKS
+from circuits.counting.presets import PRESETS
 from circuits.counting.subject import Progress, silent
 from circuits.counting.verdict import verdict_metrics
-from circuits.places import put_file
+from circuits.places import made_here, put_file, resolved
 from circuits.report import Table
 from interp.errors import InputError
 
@@ -43,21 +43,31 @@ def run(config: Config, progress: Progress = silent) -> dict[str, Seeds]:
     """Diagnose what is not diagnosed yet, write findings.md, and give all metrics.
 
     Raises:
-        InputError: no model, one that is named twice, or what `diagnose.run` refuses.
+        InputError: no model, two of one name, a place that is taken, or what `diagnose.run`
+            refuses.
     """
-    names = [Path(model).name for model in config.models]
-    if not names or len(set(names)) != len(names):
-        given = ", ".join(config.models) or "none"
-        raise InputError(f"models: {given}; name at least one, each once")
-    for model in config.models:  # before anything is measured
-        if not shipped_seeds(model):
-            model_folder(model, TASKS[0], 0)
+    diagnoses = _diagnoses(config)
+    for diagnosis in diagnoses.values():  # before anything is measured
+        diagnose.check(diagnosis)
+    _check_page(config)
     found: dict[str, Seeds] = {}
-    for name, model in zip(names, config.models, strict=True):
-        path = diagnose.run(_diagnosis(config, model, name), progress, keep=True)
-        found[name] = _metrics(path)
-    put_file(config.out / "findings.md", page(config, found).encode())
+    for name, diagnosis in diagnoses.items():
+        found[name] = _metrics(diagnose.run(diagnosis, progress, keep=True))
+    put_file(page_of(config), page(config, found).encode("utf-8", "backslashreplace"))
     return found
+
+
+def page_of(config: Config) -> Path:
+    """Where findings.md is written."""
+    return resolved(config.out) / "findings.md"
+
+
+def _check_page(config: Config) -> None:
+    place = page_of(config)
+    if place.is_dir():
+        raise InputError(f"{place} is a folder, and the findings are a file: take another --out")
+    if made_here(place.parent / "config.json"):
+        raise InputError(f"{place.parent} is a run of its own: take another --out")
 
 
 def _metrics(path: Path) -> Seeds:
@@ -66,15 +76,27 @@ def _metrics(path: Path) -> Seeds:
     return {seed: {**metrics, **verdict_metrics(metrics)} for seed, metrics in found.items()}
 
 
-def _diagnosis(config: Config, model: str, name: str) -> diagnose.Config:
-    return diagnose.Config(
-        model=model,
-        data_seed=config.data_seed,
-        per_count=config.per_count,
-        device=config.device,
-        out=config.out / name,
-        all_seeds=True,
-    )
+def _diagnoses(config: Config) -> dict[str, diagnose.Config]:
+    """By the name of the model: of a folder the last part of its path."""
+    found: dict[str, diagnose.Config] = {}
+    for model in config.models:
+        name = model if model in PRESETS else resolved(model).name
+        if name in found:
+            raise InputError(
+                f"{found[name].model} and {model} would both be written to {name}: give models of"
+                " different names, each once"
+            )
+        found[name] = diagnose.Config(
+            model=model,
+            data_seed=config.data_seed,
+            per_count=config.per_count,
+            device=config.device,
+            out=config.out / name,
+            all_seeds=True,
+        )
+    if not found:
+        raise InputError("no models: name at least one, a preset or a folder")
+    return found
 
 
 def page(config: Config, found: Mapping[str, Seeds]) -> str:
@@ -99,12 +121,18 @@ def page(config: Config, found: Mapping[str, Seeds]) -> str:
 
 def command(config: Config) -> str:
     """What makes these numbers again."""
-    options = [f"--models {' '.join(config.models)}", f"--per-count {config.per_count}"]
-    if config.data_seed:
-        options.append(f"--data-seed {config.data_seed}")
-    return f"python -m circuits counting paper {' '.join(options)} --out runs/paper"
+    options = ["--models", *config.models, "--per-count", str(config.per_count)]
+    for name, value in (("--data-seed", config.data_seed), ("--device", config.device)):
+        if value != getattr(Config, name[2:].replace("-", "_")):
+            options += [name, str(value)]
+    return shlex.join(["python", "-m", "circuits", "counting", "paper", *options, "--out",
+                       str(config.out)])  # fmt: skip
 
 
 def _markdown(table: Table) -> str:
     rows: Iterator[Sequence[str]] = iter([table.columns, ["---"] * len(table.columns), *table.rows])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in rows)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

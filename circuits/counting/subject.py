@@ -172,6 +172,11 @@ def encoder_output(
 
 def _examples(setting: Setting, world: World) -> Examples:
     if setting.data is not None:
+        if setting.per_count != Setting.per_count:
+            raise InputError(
+                f"per_count {setting.per_count} is for fresh examples, and of the records in"
+                f" {setting.data} all are taken: leave one of them out"
+            )
         try:
             return load_examples(setting.data, world)
         except OSError as error:
@@ -189,7 +194,7 @@ def device_named(name: str) -> str:
         InputError: there is no such device.
     """
     try:
-        torch.zeros(1, device=name)
+        torch.zeros(1, device=name).cpu()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0][:120]
         raise InputError(f"device {name!r} cannot be used here ({reason}); use cpu") from None

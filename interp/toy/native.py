@@ -50,6 +50,8 @@ class NativeVLM(GatedHooks):
     @torch.no_grad()
     def _initialise(self, seed: int) -> None:
         """Weights normal with standard deviation 0.8 / sqrt(32) at width 32, biases zero."""
+        if not 0 <= seed < 2**64:
+            raise InputError(f"seed is {seed}; give a whole number from 0 to 2**64 - 1")
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if name.split(".")[-1].startswith("W_") or name == "projector.weight":

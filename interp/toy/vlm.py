@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 
 import torch
@@ -134,7 +134,7 @@ class ToyVLM:
         with self._hooked(recorder):
             x = self.raw.ln_final(self._read(batch, edits, recorder, memories, start))
             logits = self.raw.unembed(_at(x, ends - start))[:, 0]
-        return State(batch, tuple(memories), logits, frozenset(recorder.fired))
+        return State(batch, tuple(memories), logits, self, tuple(edits), frozenset(recorder.fired))
 
     @torch.no_grad()
     def step(
@@ -146,6 +146,7 @@ class ToyVLM:
         cache: Sequence[str] = (),
     ) -> tuple[Run, State]:
         """Read one more token of every row; the edits see it at its place in the sequence."""
+        state.check(self, edits)
         batch = state.batch.extend(tokens[:, None])
         frame = Frame(batch.layout, batch.layout.width - 1, 1)
         recorder = Recorder(edits, cache, frame, fired=state.fired)
@@ -160,8 +161,11 @@ class ToyVLM:
                 memories,
             )
             logits = self.raw.unembed(self.raw.ln_final(x))
-        new_state = State(batch, tuple(memories), logits[:, 0], frozenset(recorder.fired))
-        return Run(logits, recorder.kept), new_state
+        fired = frozenset(recorder.fired)
+        later = replace(
+            state, batch=batch, memory=tuple(memories), logits=logits[:, 0], fired=fired
+        )
+        return Run(logits, recorder.kept), later
 
     def _hooked(self, recorder: Recorder) -> AbstractContextManager:
         for site in recorder.sites:

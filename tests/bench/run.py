@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from circuits.places import put_file
 from tests.bench import toy
 from tests.bench.figures import SIZES, Figure, Size
 
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str]) -> int:
     for name, known in ((size, SIZES), *((key, BENCHMARKS) for key in given.key)):
         if name not in known:
             parser.error(f"no {name!r}; there are {', '.join(known)}")
+    if given.out.is_dir() or given.out.parent.is_file():
+        parser.error(f"{given.out} cannot be a file; --out names the file to write")
     found = measure(given.key or list(BENCHMARKS), SIZES[size], name=size, out=given.out)
     return exit_code(found)
 
@@ -62,8 +65,7 @@ def measure(
     finally:
         torch.set_num_threads(before)
     content = {key: figure.as_json() for key, figure in found.items()} | {"machine": facts}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    put_file(out, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
     print("\n".join([*complaints(found), str(out)]))
     return found
 

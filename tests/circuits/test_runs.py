@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 import circuits
 from circuits import places
-from circuits.runs import MADE_BY, Result, RunFolder, interval_metrics, read_run
+from circuits.runs import MADE_BY, Result, RunFolder, interval_metrics, is_done, read_run
 from interp.errors import InputError
 from interp.stats import wilson
 
@@ -60,6 +60,16 @@ def program(body, *arguments):
 
 
 # what a run holds
+
+
+def test_a_run_is_done_for_its_configuration_while_all_its_files_are_there(tmp_path):
+    run = complete(tmp_path / "run", seed=3)
+    assert is_done(run, command="demo", config={"seed": 3})
+    assert not is_done(run, command="demo", config={"seed": 4})
+    assert not is_done(run, command="other", config={"seed": 3})
+    assert not is_done(tmp_path / "none", command="demo", config={"seed": 3})
+    (run / "figures" / "a.txt").unlink()
+    assert not is_done(run, command="demo", config={"seed": 3})
 
 
 def test_a_run_holds_its_metrics_its_configuration_and_its_steps(tmp_path):

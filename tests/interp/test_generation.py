@@ -403,6 +403,24 @@ def test_prompts_that_have_been_read_are_answered_in_several_ways(model, batch, 
         assert torch.equal(generate(model, state, **options), generate(model, batch, **options))
 
 
+def test_what_was_read_by_another_model_or_under_other_edits_is_refused(model, fresh, left):
+    edits = [Ablate(Z, Where(tokens="prompt", heads=[0, 3]))]
+    same = [Ablate(Z, Where(tokens="prompt", heads=[0, 3]))]  # edits are told apart by identity
+    tokens = torch.tensor([7, 7, 7])
+    for read, given in ((edits, []), ([], edits), (edits, same), (edits, edits * 2)):
+        state = model.prefill(left.reserve(N - 1), edits=read)
+        said = f"read under {len(read)} edits, and now {len(given)} are given.*the same edits"
+        with pytest.raises(InputError, match=said):
+            generate(model, state, max_new_tokens=N, edits=given)
+        with pytest.raises(InputError, match=said):
+            model.step(tokens, state, edits=given)
+    state = model.prefill(left)
+    with pytest.raises(InputError, match="read by another model: prefill them with this one"):
+        generate(fresh, state, max_new_tokens=2)
+    with pytest.raises(InputError, match="read by another model: prefill them with this one"):
+        fresh.step(tokens, state)
+
+
 def test_edits_that_reach_further_than_the_prompt_was_read_for_are_refused(model, left):
     state = model.prefill(left.reserve(1), edits=EDITS["both"])
     with pytest.raises(InputError, match=r"room for 1 new tokens.*prefill batch.reserve\(3\)"):

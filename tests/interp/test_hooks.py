@@ -1,5 +1,7 @@
 """Hooks: none is ignored, none outlives its run, the user's own stay."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -133,8 +135,9 @@ def test_nothing_stays_hooked_after_an_exception(fresh, left):
         for fail in (fresh.run, fresh.prefill):
             with pytest.raises(RuntimeError, match="on purpose"):
                 fail(left, edits=[Broken(site)])
+    broken = Broken("blocks.0.attn.z")
     with pytest.raises(RuntimeError, match="on purpose"):
-        fresh.step(tokens, state, edits=[Broken("blocks.0.attn.z")])
+        fresh.step(tokens, replace(state, edits=(broken,)), edits=[broken])
     with pytest.raises(InputError):
         fresh.run(left, edits=[Steer("blocks.0.resid_pre", torch.zeros(7))])
     assert n_hooks(fresh) == 0 and fresh.raw.context_level == 0

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -47,7 +48,8 @@ def _judged(word: str):
 
 
 @pytest.mark.parametrize(
-    ("gap", "untrained", "said"), [(0.0, 0.0, CONTROL), (0.0, 2.0, HOLDS), (1.0, 0.0, FAILS)]
+    ("gap", "untrained", "said"),
+    [(0.0, 0.0, CONTROL), (0.0, 0.502, CONTROL), (0.0, 2.0, HOLDS), (1.0, 0.0, FAILS)],
 )
 def test_no_vision_gap_says_little_where_an_untrained_encoder_has_none(gap, untrained, said):
     metrics = _interval("vision_gap.untrained.ve", untrained)
@@ -74,7 +76,8 @@ def test_pictures_of_unseen_counts_fail_only_where_text_knows_the_words(vision, 
 
 
 @pytest.mark.parametrize(
-    ("vision", "text", "said"), [(0.0, 0.0, CONTROL), (0.0, 1.0, HOLDS), (0.2, 0.0, FAILS)]
+    ("vision", "text", "said"),
+    [(0.0, 0.0, CONTROL), (0.0, 0.87, CONTROL), (0.0, 1.0, HOLDS), (0.2, 0.0, FAILS)],
 )
 def test_failing_beyond_both_says_nothing_of_pictures_where_text_fails_too(vision, text, said):
     metrics = _interval("accuracy.vision.fe", vision) | _interval("accuracy.text.fe", text)
@@ -191,9 +194,17 @@ def test_every_claim_is_counted_once_under_its_verdict_or_as_one_on_which_seeds_
     assert mixed == {**same, words: same[words] - 1, "seeds differ": 1}
 
 
-@pytest.mark.parametrize("models", [(), ("tiny", "a/tiny")])
-def test_models_are_named_once(tmp_path, models):
-    with pytest.raises(InputError, match="name at least one, each once"):
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        ((), "name at least one"),
+        (("tiny", "tiny"), "tiny and tiny would both be written to tiny"),
+        (("tiny", "a/tiny/"), "tiny and a/tiny/ would both be written to tiny"),
+        (("a/b", "a/c/../b"), "a/b and a/c/../b would both be written to b"),
+    ],
+)
+def test_models_have_different_names(tmp_path, models, said):
+    with pytest.raises(InputError, match=said):
         paper.run(paper.Config(out=tmp_path, models=models))
 
 
@@ -204,6 +215,52 @@ def test_a_model_that_is_not_there_is_refused_before_another_is_measured(tmp_pat
     with pytest.raises(InputError, match=said):
         paper.run(paper.Config(out=tmp_path, models=("tiny", model)), _interrupt)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_models_that_are_broken_and_places_that_are_taken_are_refused_before_anything_is_measured(
+    tmp_path, small_subject, write_models
+):
+    folder = write_models(small_subject, tmp_path / "other")
+    config = paper.Config(out=tmp_path / "runs", models=("tiny", str(folder)))
+    (config.out / "findings.md").mkdir(parents=True)
+    with pytest.raises(InputError, match="findings.md is a folder"):
+        paper.run(config, _interrupt)
+    (config.out / "findings.md").rmdir()
+    (config.out / "other").mkdir()
+    (config.out / "other" / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"holds something that is not a run \(notes.txt\)"):
+        paper.run(config, _interrupt)
+    (folder / "truth" / "model.safetensors").write_bytes(b"cut short")
+    with pytest.raises(InputError, match="does not match its card"):
+        paper.run(replace(config, out=tmp_path / "else"), _interrupt)
+    with pytest.raises(KeyboardInterrupt):  # what is in order is measured
+        paper.run(replace(config, out=tmp_path / "else", models=("tiny",)), _interrupt)
+
+
+def test_a_run_is_no_place_for_the_findings(measured):
+    config, _ = measured
+    with pytest.raises(InputError, match="is a run of its own: take another --out"):
+        paper.run(replace(config, out=config.out / "one"), _interrupt)
+
+
+def test_a_folder_is_named_by_where_it_leads(tmp_path, monkeypatch, small_subject, write_models):
+    folder = write_models(small_subject, tmp_path / "other")
+    monkeypatch.chdir(folder / "number")
+    (diagnosis,) = paper._diagnoses(paper.Config(out=tmp_path / "runs", models=("..",))).values()
+    assert diagnosis.out == tmp_path / "runs" / "other" and diagnosis.model == ".."
+
+
+def test_the_page_says_the_whole_command_and_names_stay_in_their_cells(measured):
+    config = replace(
+        measured[0], models=("a|b c", "tiny"), out=Path("x y"), data_seed=3, device="cuda"
+    )
+    assert paper.command(config) == (
+        "python -m circuits counting paper --models 'a|b c' tiny --per-count 2 --data-seed 3"
+        " --device cuda --out 'x y'"
+    )
+    (seeds,) = {"one": measured[1]["one"]}.values()
+    page = paper.page(config, {"a|b\nc": seeds})
+    assert "| claim | published | other accounts | a\\|b c |" in page.splitlines()
 
 
 def test_presets_with_other_seeds_stand_in_one_table(measured):

@@ -154,11 +154,21 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(model_folder, tmp_path,
         "line 1": ("diagnose", *model, "--data", broken),
         "cannot read the records": ("diagnose", *model, "--data", tmp_path / "missing.jsonl"),
         "device 'warp'": ("diagnose", *model, "--device", "warp"),
+        "device 'meta'": ("accuracy", *model, "--device", "meta"),
+        "per_count 4 is for fresh examples": (
+            "accuracy",
+            *model,
+            "--data",
+            broken,
+            "--per-count",
+            "4",
+        ),
         "per_count is 0": ("diagnose", *model, "--per-count", "0"),
         "exclude each other": ("diagnose", *model, "--all-seeds", "--weights-seed", "4"),
         "50,000,000,000": ("diagnose", *model, "--per-count", "5000000000"),
         "no preset 'huge'": ("train", "--model", "huge"),
         "seed is -1": ("train", "--seed", "-1"),
+        f"seed is {2**64}": ("train", "--seed", 2**64),
         "top is -1": ("attractors", *model, "--top", "-1"),
         "at most 15 apart": ("comparison", *model, "--distances", "500"),
         "most is 0": ("masking", *model, "--most", "0"),
@@ -168,6 +178,15 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(model_folder, tmp_path,
         assert match in _refused(capsys, *arguments, "--out", out)
         assert not out.parent.exists(), arguments
     assert "no command 'diagnoze'" in _refused(capsys, "diagnoze")
+
+
+def test_a_place_with_brackets_is_printed_as_it_is(model_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # [/x] would end a style of the terminal's own
+    for command in ("diagnose", "paper"):
+        models = "--model" if command == "diagnose" else "--models"
+        out = f"{command} [/x] [a]"
+        assert _counting(command, models, model_folder, "--per-count", 2, "--out", out) == 0
+        assert out in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.parametrize("place", ["file", "file/run", "full", "/proc/run"])

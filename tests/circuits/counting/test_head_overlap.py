@@ -389,6 +389,15 @@ def test_halves_of_one_modality_have_no_sample_in_common():
         assert mean == pytest.approx(0.25, abs=0.08), kind
 
 
+def test_ties_are_no_agreement():
+    # 16 heads are always needed, in both: any 8 of them are as good, by chance 4 are the same
+    tied = samples_that_need(np.where(np.arange(32) < 16, 1.0, 0.0), 0)
+    metrics = top_metrics({"vision": tied, "text": tied}, seed=0)
+    assert metrics["heads.top.cross"] == pytest.approx(0.5, abs=0.05)
+    mean = sum(hypergeom.pmf(k, 16, 8, 8) * overlap_p(k, 8, 32) for k in range(9))
+    assert metrics["heads.top.cross.p"] == pytest.approx(mean, abs=0.05)
+
+
 def test_heads_that_nobody_needs_are_not_taken_for_agreement():
     few = np.where(np.arange(32) < 3, 0.5, 0.0)
     both = {"vision": samples_that_need(few, 0), "text": samples_that_need(few[::-1], 1)}
