@@ -18,10 +18,16 @@ HOLDS = "holds"
 CONTROL = "holds with a control"
 FAILS = "does not hold"
 UNMEASURED = "cannot be measured so"
+WIDEST = 0.15
+"""An interval wider than this says nothing where it would hold: there are too few examples."""
+PLACES = ("edge", "last_decade", "small")
+"""Where the paper sees wrong answers fall; see `attractors.topology`."""
 
 Metrics = Mapping[str, float | int | str]
 Seeds = Mapping[int, Metrics]
 """The metrics of each seed of one preset."""
+Judge = Callable[[Metrics], str]
+"""Gives the verdict on a claim."""
 
 
 class Shown(NamedTuple):
@@ -40,36 +46,46 @@ class Claim:
     published: str
     others: str
     shown: tuple[Shown, ...]
-    judge: Callable[[Metrics], str]
+    judge: Judge
     reading: str
     """The rule, and what a reader must know."""
 
 
-def reaches(key: str, figure: float, margin: float) -> Callable[[Metrics], str]:
-    """Holds where the interval comes within `margin` of the figure."""
+def reaches(key: str, lowest: float, highest: float) -> Judge:
+    """Holds where the interval meets a range; where it does and is too wide, nothing is said."""
 
     def judge(metrics: Metrics) -> str:
         low, high = metrics[f"{key}.low"], metrics[f"{key}.high"]
-        return HOLDS if low <= figure + margin and high >= figure - margin else FAILS
+        if low > highest or high < lowest:
+            return FAILS
+        return HOLDS if high - low <= WIDEST else UNMEASURED
 
     return judge
 
 
-def every(*judges: Callable[[Metrics], str]) -> Callable[[Metrics], str]:
+def every(*judges: Judge) -> Judge:
     """Holds where all parts do."""
-    return lambda metrics: FAILS if FAILS in [judge(metrics) for judge in judges] else HOLDS
+
+    def judge(metrics: Metrics) -> str:
+        found = [judge(metrics) for judge in judges]
+        return next((said for said in (FAILS, UNMEASURED) if said in found), HOLDS)
+
+    return judge
 
 
-def _unseen(metrics: Metrics) -> str:
-    if metrics["accuracy.text.ve.low"] < KNOWS:
-        return UNMEASURED
-    return reaches("accuracy.vision.ve", 0.0, 0.01)(metrics)
+def controlled(judge: Judge, passes: Callable[[Metrics], bool]) -> Judge:
+    """Holds with a control where it would hold and the control does not pass."""
+
+    def judged(metrics: Metrics) -> str:
+        said = judge(metrics)
+        return CONTROL if said == HOLDS and not passes(metrics) else said
+
+    return judged
 
 
-def _beyond_both(metrics: Metrics) -> str:
-    if reaches("accuracy.vision.fe", 0.0, 0.01)(metrics) == FAILS:
-        return FAILS
-    return HOLDS if metrics["accuracy.text.fe.low"] >= KNOWS else CONTROL
+def needing(judge: Judge, given: Callable[[Metrics], bool]) -> Judge:
+    """Cannot be measured so where what the claim needs is not given."""
+    return lambda metrics: judge(metrics) if given(metrics) else UNMEASURED
 
 
 def _vision_gap(metrics: Metrics) -> str:
@@ -79,28 +95,13 @@ def _vision_gap(metrics: Metrics) -> str:
 
 
 def _language_gap(metrics: Metrics) -> str:
-    if metrics["language_gap.text.ve.high"] >= HALF:
-        return UNMEASURED
     jumps = metrics["language_gap.ve.low"] > HALF > metrics["language_gap.id.high"]
     return HOLDS if jumps else FAILS
 
 
-def _comparison(metrics: Metrics) -> str:
-    if metrics["comparison.text.ve.near.low"] < ABOVE_CHANCE:
-        return UNMEASURED
-    if metrics["comparison.vision.ve.high"] < 0.9:
-        return FAILS
-    return HOLDS if metrics["comparison.gap.ve.beyond_id.high"] < MARGIN else CONTROL
-
-
-def _comparison_beyond_both(metrics: Metrics) -> str:
-    if reaches("comparison.vision.fe", 0.55, 0.05)(metrics) == FAILS:
-        return FAILS
-    return HOLDS if metrics["comparison.text.fe.low"] >= KNOWS else CONTROL
-
-
 def _attractors(metrics: Metrics) -> str:
-    return CONTROL if metrics["topology.excess.ve.attractors.low"] > 0 else FAILS
+    drawn = [metrics[f"topology.excess.ve.{place}.low"] > 0 for place in PLACES]
+    return CONTROL if any(drawn) else FAILS
 
 
 def _heads(metrics: Metrics) -> str:
@@ -109,15 +110,10 @@ def _heads(metrics: Metrics) -> str:
     return CONTROL if metrics["heads.excess.low"] > 0 else FAILS
 
 
-def _masking(figures: Mapping[int, float]) -> Callable[[Metrics], str]:
-    def judge(metrics: Metrics) -> str:
-        parts = [reaches(f"masking.vision.black.k{k}", f, 0.02) for k, f in figures.items()]
-        if every(*parts)(metrics) == FAILS:
-            return FAILS
-        spared = all(metrics[f"masking.vision.white.k{k}.low"] > 0.9 for k in figures)
-        return HOLDS if spared else CONTROL
-
-    return judge
+def _masking(figures: Mapping[int, float]) -> Judge:
+    parts = [reaches(f"masking.vision.black.k{k}", f - 0.02, f + 0.02) for k, f in figures.items()]
+    white = [f"masking.vision.white.k{k}.low" for k in figures]
+    return controlled(every(*parts), lambda metrics: all(metrics[key] > KNOWS for key in white))
 
 
 def _plain(metrics: Metrics, key: str) -> str:
@@ -133,11 +129,11 @@ CLAIMS = (
         "ID 100 %",
         "-",
         (Shown("pictures, ID, %", "accuracy.vision.id"),),
-        reaches("accuracy.vision.id", 1.0, 0.01),
+        reaches("accuracy.vision.id", 0.99, 1.0),
         _EXACT,
     ),
     Claim(
-        "Pictures of unseen counts fail, although text has taught the words",
+        "Pictures of unseen counts are never answered right, although text has taught the words",
         "VE 0 %",
         "-",
         (
@@ -146,7 +142,10 @@ CLAIMS = (
             Shown("no number, %", "no_number.vision.ve"),
             Shown("text, VE, %", "accuracy.text.ve"),
         ),
-        _unseen,
+        needing(
+            reaches("accuracy.vision.ve", 0.0, 0.01),
+            lambda metrics: metrics["accuracy.text.ve.low"] >= KNOWS,
+        ),
         f"{_EXACT} The control: text must name the same counts in nine cases of ten. How far"
         " pictures fall depends on the boundary and on the seed.",
     ),
@@ -158,7 +157,10 @@ CLAIMS = (
             Shown("pictures, FE, %", "accuracy.vision.fe"),
             Shown("text, FE, %", "accuracy.text.fe"),
         ),
-        _beyond_both,
+        controlled(
+            reaches("accuracy.vision.fe", 0.0, 0.01),
+            lambda metrics: metrics["accuracy.text.fe.low"] >= KNOWS,
+        ),
         f"{_EXACT} The control: unless text is surely right in nine cases of ten, this says nothing"
         " of pictures. On 19x19 boards a right answer has three digits, and none was ever trained:"
         " an answer of two digits cannot be right there.",
@@ -171,7 +173,7 @@ CLAIMS = (
             Shown("text, ID, %", "accuracy.text.id"),
             Shown("text, VE, %", "accuracy.text.ve"),
         ),
-        every(reaches("accuracy.text.id", 1.0, 0.01), reaches("accuracy.text.ve", 1.0, 0.01)),
+        every(reaches("accuracy.text.id", 0.99, 1.0), reaches("accuracy.text.ve", 0.99, 1.0)),
         _EXACT,
     ),
     Claim(
@@ -182,9 +184,9 @@ CLAIMS = (
             Shown("text, FE, %", "accuracy.text.fe"),
             Shown("no number, %", "no_number.text.fe"),
         ),
-        reaches("accuracy.text.fe", 0.99, 0.01),
+        needing(reaches("accuracy.text.fe", 0.98, 1.0), lambda metrics: metrics["fe.last"] < 100),
         f"{_EXACT} On 19x19 boards the right answers have three digits. No model was trained to"
-        " give three, so an answer of two digits cannot be right.",
+        " give three, and an answer of two digits cannot be right: nothing can be said there.",
     ),
     Claim(
         "The vision encoder counts every board (vision gap 0)",
@@ -209,9 +211,9 @@ CLAIMS = (
             Shown("VE, stones", "language_gap.ve", stones),
             Shown("the same for text, VE, stones", "language_gap.text.ve", stones),
         ),
-        _language_gap,
-        "Rule: the interval lies below half a stone in ID and above it in VE. The control: that of"
-        " text must lie below half a stone in VE.",
+        needing(_language_gap, lambda metrics: metrics["language_gap.text.ve.high"] < HALF),
+        "Rule: the interval lies below half a stone in ID and above it in VE, wherever in VE it"
+        " begins. The control: that of text must lie below half a stone in VE.",
     ),
     Claim(
         "A True/False model still compares the amounts it cannot name",
@@ -223,7 +225,13 @@ CLAIMS = (
             Shown("text, 1 to 3 apart, VE, %", "comparison.text.ve.near"),
             Shown("lost from ID beyond text, points", "comparison.gap.ve.beyond_id"),
         ),
-        _comparison,
+        needing(
+            controlled(
+                reaches("comparison.vision.ve", 0.9, 1.0),
+                lambda metrics: metrics["comparison.gap.ve.beyond_id.high"] < MARGIN,
+            ),
+            lambda metrics: metrics["comparison.text.ve.near.low"] >= ABOVE_CHANCE,
+        ),
         "Rule: the interval reaches 90 % on the published kind of pair (half equal, half a uniform"
         " other number, chance 50 %). The control: such pairs are mostly far apart. On pairs 1 to 3"
         " apart, which need the amount itself, pictures must lose less than 5 points more than text"
@@ -234,7 +242,7 @@ CLAIMS = (
         "ID 98 %",
         "-",
         (Shown("published pairs, ID, %", "comparison.vision.id"),),
-        reaches("comparison.vision.id", 0.98, 0.02),
+        reaches("comparison.vision.id", 0.96, 1.0),
         "Rule: the interval reaches the figure within 2 points.",
     ),
     Claim(
@@ -245,8 +253,11 @@ CLAIMS = (
             Shown("published pairs, FE, %", "comparison.vision.fe"),
             Shown("text, FE, %", "comparison.text.fe"),
         ),
-        _comparison_beyond_both,
-        "Rule: the interval reaches the figure within 5 points. The control: unless text is"
+        controlled(
+            reaches("comparison.vision.fe", 0.0, 0.6),
+            lambda metrics: metrics["comparison.text.fe.low"] >= KNOWS,
+        ),
+        "Rule: the interval reaches 60 % or less (chance is 50 %). The control: unless text is"
         " surely right in nine cases of ten, this says little of pictures.",
     ),
     Claim(
@@ -255,15 +266,18 @@ CLAIMS = (
         "-",
         (
             Shown("at an attractor, VE, %", "topology.vision.ve.attractors"),
+            Shown("text at an attractor, VE, %", "topology.text.ve.attractors"),
             Shown("at the edge, %", "topology.vision.ve.edge"),
             Shown("in the last decade, %", "topology.vision.ve.last_decade"),
             Shown("below 10, %", "topology.vision.ve.small"),
-            Shown("text at an attractor, VE, %", "topology.text.ve.attractors"),
-            Shown("pictures less text, points", "topology.excess.ve.attractors"),
+            Shown("at the edge, pictures less text, points", "topology.excess.ve.edge"),
+            Shown("in the last decade, less text", "topology.excess.ve.last_decade"),
+            Shown("below 10, less text", "topology.excess.ve.small"),
         ),
         _attractors,
-        "Rule: answers (held to digits) lie there more often than those about text of the same"
-        " counts, which are right: right answers lie in the last decade too.",
+        "Rule: at least one of the three places draws more answers (held to digits) than text of"
+        " the same counts does, whose answers are right; the last rows say which. Right answers"
+        " lie in the last decade too, so the bare share says little.",
     ),
     Claim(
         "Seeing and reading need different heads",
@@ -274,14 +288,19 @@ CLAIMS = (
             Shown("picture with picture, %", "heads.differ.vision"),
             Shown("text with text, %", "heads.differ.text"),
             Shown("beyond the larger baseline, points", "heads.excess"),
-            Shown("of the heads needed most, shared by both, %", "heads.top.cross"),
+            Shown("heads needed most, number compared", "heads.top.n", _plain),
+            Shown("of these, shared by both, %", "heads.top.cross"),
             Shown("p of sharing so many by chance", "heads.top.cross.p", _plain),
-            Shown("the same within blocks", "heads.top.cross.p_within_blocks", _plain),
+            Shown("the least p that so few can have", "heads.top.smallest_p", _plain),
+            Shown("p within blocks", "heads.top.cross.p_within_blocks", _plain),
         ),
         _heads,
         "Rule: the share lies above both baselines, two pictures and two texts of one count, which"
-        " differ as well. Two samples differ as soon as one head does: where there are many heads,"
-        " nearly all pairs can differ while the heads needed most are the same.",
+        " differ as well; the published figure alone would say nothing. Two samples differ as soon"
+        " as one head does: where there are many heads, nearly all pairs can differ while the heads"
+        " needed most are the same. Of those the last rows say how many are shared (with the middle"
+        " 95 % of random halves), and whether by chance: where p is small and p within blocks is"
+        " not, pictures and text need the same block, and nothing is known of its heads.",
     ),
     Claim(
         "Most pairs share no head at all",
@@ -292,7 +311,7 @@ CLAIMS = (
             Shown("picture with picture, %", "heads.disjoint.vision"),
             Shown("text with text, %", "heads.disjoint.text"),
         ),
-        reaches("heads.disjoint.cross", 0.736, 0.1),
+        reaches("heads.disjoint.cross", 0.636, 0.836),
         "Rule: the interval reaches the figure within 10 points. Pairs in which a sample needs no"
         " head are left out: two empty sets are no agreement.",
     ),
@@ -336,10 +355,16 @@ ELSEWHERE = (
 
 BEYOND = (
     *(Shown(f"is the {stage} where it breaks?", f"verdict.{stage}", _plain) for stage in STAGES),
-    Shown("count read by ridge, text to text, VE, %", "answer_ridge.text_to_text.{}.ve"),
+    Shown("count read by ridge, text to text, ID, %", "answer_ridge.text_to_text.{}.id"),
+    Shown("text to text, VE, %", "answer_ridge.text_to_text.{}.ve"),
+    Shown("pictures to pictures, ID, %", "answer_ridge.vision_to_vision.{}.id"),
     Shown("pictures to pictures, VE, %", "answer_ridge.vision_to_vision.{}.ve"),
+    Shown("text to pictures, ID, %", "answer_ridge.text_to_vision.{}.id"),
     Shown("text to pictures, VE, %", "answer_ridge.text_to_vision.{}.ve"),
     Shown("pictures, fitted on all counts, VE, %", "answer_ridge.vision_to_vision.all.{}.ve"),
+    Shown("text, fitted on all counts, VE, %", "answer_ridge.text_to_text.all.{}.ve"),
+    Shown("untrained model, pictures, VE, %", "answer_ridge.untrained.vision_to_vision.{}.ve"),
+    Shown("untrained model, text, VE, %", "answer_ridge.untrained.text_to_text.{}.ve"),
     Shown("pictures lose more than text, 1 to 3 apart, points", "comparison.gap.ve.beyond_id"),
     Shown("heads needed most: shared by pictures and text, %", "heads.top.cross"),
     Shown("shared by halves of the pictures, %", "heads.top.vision"),

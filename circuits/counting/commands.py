@@ -19,6 +19,7 @@ from circuits.runs import Result, RunFolder
 from interp.errors import InputError
 
 _CONSOLE = Console(markup=False)
+_QUIET = 20.0  # seconds
 
 COMMANDS = {
     "diagnose": "every measurement, a verdict on each stage, a report",
@@ -126,15 +127,14 @@ def _shown() -> Iterator[Callable[[str, float], None]]:
 
 
 class _Lines:
-    """One line a thing (up to the first comma), with the seconds since the start."""
+    """A line for every new thing (up to the first comma) and after 20 seconds of the same one."""
 
     def __init__(self) -> None:
-        self._start, self._last = time.monotonic(), ""
+        self._start = self._told = time.monotonic()
+        self._last = ""
 
     def __call__(self, what: str, share: float) -> None:
-        what = what.split(",")[0]
-        if what != self._last:
-            self._last = what
-            print(
-                f"{time.monotonic() - self._start:6.1f} s  {100 * share:3.0f} %  {what}", flush=True
-            )
+        what, now = what.split(",")[0], time.monotonic()
+        if what != self._last or now - self._told >= _QUIET:
+            self._last, self._told = what, now
+            print(f"{now - self._start:6.1f} s  {100 * share:3.0f} %  {what}", flush=True)

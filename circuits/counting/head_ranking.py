@@ -31,7 +31,8 @@ class Samples(NamedTuple):
 def top_metrics(samples: Mapping[str, Samples], *, seed: int) -> dict[str, float | int | str]:
     """How far two groups of samples agree on the heads needed most; absent without two groups.
 
-    `heads.top.n`: how many heads are compared, a quarter of all, or as many as are needed at all.
+    `heads.top.n`: how many heads are compared, a quarter of all, or as many as are needed at all by
+    the modality that needs fewer. `heads.top.smallest_p`: the p of sharing all of them.
     `heads.top.{K}`: mean share of them that two halves have in common, `.low` and `.high` the
     middle 95 % of random halves. `heads.top.excess`: the smaller baseline minus cross, over the
     same halves. `heads.top.cross.p`: hypergeometric p of what the whole groups have in common;
@@ -57,6 +58,7 @@ def top_metrics(samples: Mapping[str, Samples], *, seed: int) -> dict[str, float
     within = [overlap_p_within(a, b, n_heads, width) for a, b in drawn]
     return metrics | {
         "heads.top.n": n,
+        "heads.top.smallest_p": overlap_p(n, n, n_heads),
         "heads.top.cross.p": float(np.mean(p)),
         "heads.top.cross.p_within_blocks": float(np.mean(within)),
     }

@@ -72,8 +72,13 @@ def _check_page(config: Config) -> None:
 
 def _metrics(path: Path) -> Seeds:
     """What a diagnosis found and concluded, seed by seed."""
-    found = {seed: diagnose.joined(own) for seed, own in diagnose.by_seed(path).items()}
-    return {seed: {**metrics, **verdict_metrics(metrics)} for seed, metrics in found.items()}
+    found: dict[int, claims.Metrics] = {}
+    for seed, results in diagnose.by_seed(path).items():
+        metrics = diagnose.joined(results)
+        fe = results["attractors"].data["regimes"].get("fe")
+        last = {} if fe is None else {"fe.last": fe[1]}  # answers of three digits from 100 on
+        found[seed] = {**metrics, **verdict_metrics(metrics), **last}
+    return found
 
 
 def _diagnoses(config: Config) -> dict[str, diagnose.Config]:
@@ -108,6 +113,7 @@ def page(config: Config, found: Mapping[str, Seeds]) -> str:
     return (
         environment.from_string(_TEMPLATE.read_text("utf-8")).render(
             command=command(config),
+            widest=round(100 * claims.WIDEST),
             tally=claims.tally(found),
             overview=claims.overview(found),
             details=claims.details(found),

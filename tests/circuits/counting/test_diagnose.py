@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from circuits.__main__ import main
-from circuits.counting import attractors, behaviour, comparison, diagnose
+from circuits.counting import attractors, behaviour, commands, comparison, diagnose
 from circuits.counting.examples import make_examples, save_examples
 from circuits.counting.measurements import MODULES, measurement
 from circuits.counting.subject import Setting, Subject
@@ -206,6 +206,16 @@ def test_unknown_options_and_words_exit_with_code_two(model_folder):
     for wrong in (["--moddel", "tiny"], ["--per-count", "many"]):
         done = subprocess.run([*command, *wrong], capture_output=True, text=True)
         assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+def test_a_long_task_says_again_how_far_it_is(capsys, monkeypatch):
+    for quiet, lines in ((0.0, ["0 %", "40 %", "80 %"]), (1e9, ["0 %", "80 %"])):
+        monkeypatch.setattr(commands, "_QUIET", quiet)
+        told = commands._Lines()
+        for what, share in (("number model", 0.0), ("number model", 0.4), ("truth model", 0.8)):
+            told(what, share)
+        printed = capsys.readouterr().out.splitlines()
+        assert [" ".join(line.split()[2:4]) for line in printed] == lines
 
 
 def test_an_unknown_study_and_help_say_what_there_is(capsys):

@@ -45,6 +45,7 @@ def test_what_is_quick_to_measure_is_measured_again_with_the_same_numbers(page):
 def test_every_claim_has_numbers_of_every_seed_that_ships(page):
     models = re.search(r"--models ([\w \-]+?) --", page).group(1).split()
     for claim in CLAIMS:
+        assert claim.reading in page  # the rules are those of the code
         for name in models:
             for shown in claim.shown:
                 cells = _cells(page, claim.claim, name, shown.what)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import combinations, product
+from math import comb
 
 import numpy as np
 import pytest
@@ -371,6 +372,7 @@ def test_groups_that_need_the_same_heads_agree_on_them_and_others_do_not():
     assert same["heads.top.cross"] == same["heads.top.vision"] == same["heads.top.text"] == 1.0
     assert same["heads.top.excess"] == 0.0
     assert same["heads.top.cross.p"] == pytest.approx(hypergeom.pmf(8, 32, 8, 8))
+    assert same["heads.top.smallest_p"] == pytest.approx(1 / comb(32, 8))
     other = {"vision": samples_that_need(one, 0), "text": samples_that_need(one[::-1], 1)}
     apart = top_metrics(other, seed=0)
     assert apart["heads.top.cross"] == 0.0 and apart["heads.top.excess"] == 1.0
