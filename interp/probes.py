@@ -32,7 +32,7 @@ class LinearProbe:
 
     @classmethod
     def fit(
-        cls, x: Shaped[Tensor, "sample d_model"], y: Int[Tensor, " label"], *, l2: float = 1.0
+        cls, x: Shaped[Tensor, "sample d_model"], y: Int[Tensor, "*label"], *, l2: float = 1.0
     ) -> "LinearProbe":
         """Fit logistic regression with an L2 penalty on standardised features.
 
@@ -58,27 +58,28 @@ class LinearProbe:
         """Logits of each class; their softmax is the fitted probability.
 
         Raises:
-            InputError: activations of another width than those fitted on.
+            InputError: activations of another width than those fitted on, or not finite.
         """
         if x.shape[-1] != self.weight.shape[1]:
             raise InputError(
                 f"activations of width {x.shape[-1]}, this probe reads {self.weight.shape[1]}:"
                 " give it the site that it was fitted on"
             )
+        if not x.isfinite().all():
+            raise InputError("activations that are not finite: no class can be read from them")
         return _double(x) @ self.weight.T + self.bias
 
     def predict(self, x: Shaped[Tensor, "*batch d_model"]) -> Int[Tensor, "*batch"]:
         """The most likely class's label."""
         return self.classes[self.logits(x).argmax(-1)]
 
-    def accuracy(self, x: Shaped[Tensor, "sample d_model"], y: Int[Tensor, " label"]) -> Interval:
+    def accuracy(self, x: Shaped[Tensor, "sample d_model"], y: Int[Tensor, "*label"]) -> Interval:
         """Share of labels found, with Wilson's interval for samples that are independent.
 
         Raises:
             InputError: no samples, or not one label for each.
         """
-        if len(x) != len(y):
-            raise InputError(f"{len(x)} samples and {len(y)} labels: give one label for each")
+        _check_labels(x, y)
         return proportion((self.predict(x) == y.cpu()).numpy())
 
 
@@ -86,9 +87,17 @@ def _double(x: Shaped[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
     return x.detach().cpu().double()
 
 
-def _check(x: Float[Tensor, "sample d_model"], y: Int[Tensor, " label"], l2: float) -> None:
+def _check_labels(x: Shaped[Tensor, "sample ..."], y: Shaped[Tensor, "label ..."]) -> None:
+    if y.ndim != 1:
+        raise InputError(
+            f"labels of shape {tuple(y.shape)}: give one label for each sample, in one row"
+        )
     if len(x) != len(y):
         raise InputError(f"{len(x)} samples and {len(y)} labels: give one label for each")
+
+
+def _check(x: Float[Tensor, "sample d_model"], y: Int[Tensor, "*label"], l2: float) -> None:
+    _check_labels(x, y)
     if not x.shape[1]:
         raise InputError("activations of width 0: there is nothing to read")
     if not x.isfinite().all():

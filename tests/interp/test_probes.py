@@ -159,3 +159,15 @@ def test_activations_of_another_width_and_labels_of_another_length_are_refused()
         probe.logits(x)
     with pytest.raises(InputError, match="600 samples and 599 labels"):
         probe.accuracy(x[:, :8], y[:-1])
+
+
+def test_a_column_of_labels_or_values_not_finite_are_refused():
+    x = torch.tensor([[0.0], [1.0], [0.2], [0.9]])
+    y = torch.tensor([0, 1, 0, 1])
+    probe = LinearProbe.fit(x, y)
+    assert probe.accuracy(x, y).value == 1
+    for use in (probe.accuracy, LinearProbe.fit):
+        with pytest.raises(InputError, match=r"labels of shape \(4, 1\)"):
+            use(x, y[:, None])
+    with pytest.raises(InputError, match="not finite"):
+        probe.predict(x * torch.nan)
